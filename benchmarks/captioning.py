@@ -24,7 +24,8 @@ from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import load_folder
 from allyouneed.inspection.maps import record_maps
 from allyouneed.models.show_attend_tell import ShowAttendTell
-from allyouneed.tasks.captioning import CHANNELS, FIRST_CHARACTER, SIDE
+from allyouneed.tasks.captioning import CHANNELS, SIDE
+from allyouneed.text.pictures import FIRST_CHARACTER
 from allyouneed.training import load_recipe, train
 
 SYSTEMS = {

@@ -89,6 +89,17 @@ def write_pictures(folder: Path) -> None:
         (folder / f"{font}_captions.tsv").write_text("\n".join([CAPTIONS, *rows]) + "\n")
 
 
+def write_images(folder: Path) -> None:
+    for split, count in (("train", 9), ("valid", 3), ("test", 4)):
+        rows = []
+        for number in range(count):
+            pixels = np.random.default_rng(10 * count + number).integers(0, 256, (5, 7, 3), np.uint8)
+            imsave(folder / f"{split}{number}.png", pixels)
+            label = "seven" if split == "train" and not number else "cat" if number % 2 else "dog"
+            rows.append(f"{label}\t{split}{number}.png\n")
+        (folder / f"{split}.tsv").write_text("".join(rows))
+
+
 BPE = {"kind": "bpe", "size": 280}
 PAIRS = {split: [f"DIR/{split}.source", f"DIR/{split}.target"] for split in ("train", "valid", "test")}
 WRONG_LENGTHS = {"lengths": [5, 1]}
@@ -138,6 +149,17 @@ _CASES = [
         ("twemoji_captions.tsv", "noto_32px.png"),
         ({"fonts": ["noto", "noto"]}, {"fonts": ["noto"], "held_out": "drawing"}),
         disjoint=False,  # two drawings of one emoji have the same name
+    ),
+    Case(
+        "images",
+        {
+            **{split: f"DIR/{split}.tsv" for split in ("train", "valid", "test")},
+            "picture": {"size": 4, "channels": 3},
+            "batch": 4,
+        },
+        write_images,
+        ("train.tsv", "valid.tsv", "test.tsv"),
+        ({"picture": {"channels": 2}}, {"held_out": 3}, {"valid": "DIR/train0.png"}, {"names": ["a", "a"]}),
     ),
     Case(
         "numbers",

@@ -74,6 +74,21 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"decoder": "tape", "rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},
         {"decoder": "tape", "rows": 1, "channels": 7, "layers": 1, "diagonal": True, "unfold": 1.5, "dropout": 0.0},
     ],
+    "vit": [
+        {**SOFTMAX, "layers": 2, "size": 6, "patch": 3, "positions": {"type": "learned", "max_length": 5}},
+        {
+            **SOFTMAX,
+            "layers": 1,
+            "size": 3,
+            "channels": 3,
+            "patch": 1,
+            "positions": "rotary",
+            "pool": "mean",
+            "transform": "tanh",
+            "embedding_norm": True,
+            "mean": [0.4, 0.5, 0.6],
+        },
+    ],
     "show-attend-tell": [
         {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}},
         {**IMAGES, "size": 5, "decoder": {"type": "transformer", **SOFTMAX}, "filters": [6, 5]},  # 4 cells

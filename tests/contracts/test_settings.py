@@ -45,12 +45,12 @@ def model_fingerprint(config: Any) -> object:
     torch.manual_seed(5)
     model = config.build(Sizes(VOCABULARY, VOCABULARY, shared=True)).train()
     target_BT = random_ids(16, 25, 5, seed=2)
+    image = (config.size, config.channels) if config.type in ("show-attend-tell", "vit") else None
     if config.kind == "encoder":
-        source_BS = random_ids(16, 30, 1, seed=1)
+        source_BS = random_ids(16, 30 if image is None else image[0] ** 2 * image[1], 1, seed=1)
         each = getattr(config, "pool", None) == "none"
         batch = Batch(source_BS=source_BS, **({"class_BS": source_BS} if each else {"class_B": target_BT[:, 0]}))
     else:
-        image = (config.size, config.channels) if config.type == "show-attend-tell" else None
         source_BS = random_ids(16, 30 if image is None else image[0] ** 2 * image[1] + 1, 1, seed=1)
         source = None if config.kind == "decoder" else source_BS
         segment = 5 if config.kind == "decoder" else None

@@ -15,12 +15,12 @@ from allyouneed.tasks.captioning import (
     VALUES,
     CaptioningConfig,
     CaptioningData,
-    image_text,
     read_sheet,
     read_table,
     shifted,
 )
 from allyouneed.tasks.scores import word_scores
+from allyouneed.text.pictures import image_text
 from allyouneed.text.specials import BOS, EOS, PAD
 from helpers import shared_data
 

@@ -16,6 +16,7 @@ from allyouneed.models.neural_gpu import NeuralGPUConfig
 from allyouneed.models.ntm import NTMConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
 from allyouneed.models.show_attend_tell import ShowAttendTellConfig
+from allyouneed.models.vit import ViTConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     "encoder-decoder": EncoderDecoderConfig,
@@ -28,6 +29,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "ntm": NTMConfig,
     "neural-gpu": NeuralGPUConfig,
     "show-attend-tell": ShowAttendTellConfig,
+    "vit": ViTConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

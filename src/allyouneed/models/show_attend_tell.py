@@ -40,7 +40,7 @@ from allyouneed.mixers.recurrent import GATES, Cell, RecurrentState, cell_flops
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.alignment import Alignment
-from allyouneed.models.parts.images import ImageEncoder, grid_side
+from allyouneed.models.parts.images import ImageEncoder, check_image_task, grid_side
 from allyouneed.models.parts.sequence import SequenceState, attend_and_step
 from allyouneed.models.parts.stack import Embedding, Stack, StackConfig, StackState, new_embedding
 from allyouneed.positions import NoPositionConfig
@@ -95,13 +95,7 @@ class ShowAttendTellConfig(ModelConfig):
     blind: bool = False  # the control: no image
 
     def check_task(self, task: Traits) -> None:
-        if task.image is None:
-            raise ValueError(f"model {self.type!r} reads images; task {task.type!r} has none")
-        if task.image != (self.size, self.channels):
-            raise ValueError(
-                f"model.size={self.size} and model.channels={self.channels}: the images of task {task.type!r} have "
-                f"{task.image[0]} pixels a side and {task.image[1]} channels"
-            )
+        check_image_task(self.type, self.size, self.channels, task)
 
     def cells(self) -> int:
         """Return the number of annotations of an image."""

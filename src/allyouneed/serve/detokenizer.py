@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allyouneed.text.codec import Codec
-from allyouneed.text.specials import EOS
-from allyouneed.text.tokenizer import SPECIALS
+from allyouneed.text.specials import EOS, SPECIALS
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # tokens: bytes of UTF-8

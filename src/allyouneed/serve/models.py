@@ -89,6 +89,9 @@ def open_model(
     `languages` replace those of its recipe; of a multilingual model, they choose its tags.
     """
     bundle = load_folder(folder, options.device, compact=not options.ctranslate2, adapter=adapter)
+    if bundle.codec.source is not None and bundle.codec.source.picture is not None:
+        # The name of a file in a request would be opened on the server.
+        raise ConfigError(f"{folder}: reads images from files; only models of texts are served")
     if bundle.codec.tags and languages is not None:
         if options.ctranslate2:
             raise ConfigError(

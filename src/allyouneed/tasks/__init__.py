@@ -19,6 +19,7 @@ from allyouneed.tasks.binary import BinaryAdditionConfig, BinaryMultiplicationCo
 from allyouneed.tasks.bits import CopyBitsConfig, PrioritySortConfig, RecallBitsConfig, RepeatCopyConfig
 from allyouneed.tasks.captioning import CaptioningConfig
 from allyouneed.tasks.classification import ClassificationConfig
+from allyouneed.tasks.images import ImagesConfig
 from allyouneed.tasks.language import LanguageConfig
 from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig
@@ -31,6 +32,7 @@ TASKS: dict[str, type[TaskConfig]] = {
     "dates": DatesConfig,
     "language": LanguageConfig,
     "classification": ClassificationConfig,
+    "images": ImagesConfig,
     "babi": BabiConfig,
     "captioning": CaptioningConfig,
     "copy": CopyConfig,

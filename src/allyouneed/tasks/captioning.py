@@ -38,15 +38,14 @@ from allyouneed.tasks.prepared import prepared, source_hashes
 from allyouneed.tasks.scores import word_scores
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair, lines, resolve
+from allyouneed.text.pictures import BYTES, FIRST_VALUE, character, image_text
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
-from allyouneed.text.specials import BOS, EOS, UNK
+from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
 
 SIDE, CHANNELS, COLUMNS = 32, 3, 50
 VALUES = SIDE * SIDE * CHANNELS
 WHITE = 255
-FIRST_VALUE = UNK + 1  # the id of byte 0
-FIRST_CHARACTER = 0x2800  # Braille has 256 patterns, one for each byte
 HELD_OUT_ROWS = 128
 SPLITS = {"train": "train", "valid": "val", "test": "test"}  # our names: those of the tables
 Font = Literal["twemoji", "noto"]
@@ -167,12 +166,7 @@ def read_sheet(path: Path) -> Array:
 
 def image_tokenizer() -> Tokenizer:
     """Return the tokeniser of images: byte v is character U+2800 + v and id 4 + v."""
-    return of_symbols([chr(FIRST_CHARACTER + value) for value in range(WHITE + 1)], "characters")
-
-
-def image_text(image: Array) -> str:
-    """Return an image as text, one character for each byte."""
-    return (np.asarray(image, "<u2") + FIRST_CHARACTER).astype("<u2").tobytes().decode("utf-16-le")
+    return of_symbols(map(character, range(BYTES)), "characters")
 
 
 def _write_split(

@@ -9,7 +9,7 @@
 Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names contain blanks. Pieces write blanks as another character, words have a
 blank only in front, and characters are single. So no text ever equals such a name: text is never a control symbol.
 Imported tokenisers may have more such ids, with names from `control_name`. They may be of two other kinds: wordpiece,
-and SentencePiece models (`sentencepieces.py`), whose file is not one of the library.
+and SentencePiece models (`sentencepieces.py`), whose file is not one of the library. `pictures.py` reads images.
 """
 
 import json
@@ -31,11 +31,11 @@ from tokenizers import Tokenizer as Library
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.text.child_training import TrainProgress, train_in_child
+from allyouneed.text.pictures import Pictures, is_pictures
 from allyouneed.text.sentencepieces import SentencePieces, is_sentencepiece
-from allyouneed.text.specials import UNK
+from allyouneed.text.specials import SPECIALS, UNK
 from allyouneed.text.tokenizer_file import check_tokenizer_file
 
-SPECIALS = ("< pad >", "< bos >", "< eos >", "< unk >")
 LARGEST_FILE = 64 << 20
 MOST_REASON = 200  # characters of the library's error message
 # Characters. Training time grows faster than the length of a word; longer texts are noise or repetition.
@@ -43,7 +43,7 @@ LONGEST_TRAINED = 10_000
 # Characters that are learnt from in this process, within a fraction of a second; more are in a child process.
 TRAINED_HERE = {"bpe": 1 << 18, "unigram": 1 << 15}
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
-AnyKind = Kind | Literal["wordpiece", "sentencepiece"]  # these two: only imported
+AnyKind = Kind | Literal["wordpiece", "sentencepiece", "pictures"]  # the first two: only imported
 BYTES = 256
 
 # The library warns when a process that used its threads is forked. `THREADS` enables threads explicitly.
@@ -72,11 +72,12 @@ class TokenizerConfig(Config):
 class Tokenizer:
     """A trained tokeniser of any kind."""
 
-    def __init__(self, library: Library | SentencePieces) -> None:
+    def __init__(self, library: Library | SentencePieces | Pictures) -> None:
         self._library: Any = library
         self.vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
         self.size = len(self.vocabulary)
         self.kind: AnyKind = _kind_of(library)
+        self.picture = library.config if isinstance(library, Pictures) else None  # how it reads images
         self.controls = frozenset(number for name, number in self.vocabulary.items() if _is_control(name))
         self._characters = _character_table(self.vocabulary) if self.kind == "characters" else None
         names = [name for name, number in self.vocabulary.items() if number not in self.controls]
@@ -171,6 +172,8 @@ class Tokenizer:
             tree = json.loads(text)
             if is_sentencepiece(tree):
                 library: Any = SentencePieces.from_tree(tree, where)
+            elif is_pictures(tree):
+                library = Pictures.from_tree(tree, where)
             else:
                 check_tokenizer_file(tree)
                 library = Library.from_str(json.dumps(tree))  # what was checked: the text might parse differently
@@ -346,9 +349,9 @@ def _is_control(name: str) -> bool:
     return len(name) > 3 and name.startswith("< ") and name.endswith(" >")
 
 
-def _kind_of(library: Library | SentencePieces) -> AnyKind:
-    if isinstance(library, SentencePieces):
-        return "sentencepiece"
+def _kind_of(library: Library | SentencePieces | Pictures) -> AnyKind:
+    if isinstance(library, SentencePieces | Pictures):
+        return "sentencepiece" if isinstance(library, SentencePieces) else "pictures"
     model = library.model
     if isinstance(model, models.WordPiece):
         return "wordpiece"

@@ -15,6 +15,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import FolderConfig, folder_head, folder_recipe
 from allyouneed.models import ModelConfig
 from allyouneed.models.encoder import EncoderConfig
+from allyouneed.models.vit import ViTConfig
 from allyouneed.tasks import TASKS
 from allyouneed.training.recipe import TrainConfig
 from allyouneed.training.recipe_files import find_recipe
@@ -61,7 +62,7 @@ def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: Folde
             task = {**task, "batch": max(1, STEP_TOKENS // task.get("context", 256)), **above.get("task", {})}
     if changed:  # its search settings may have no effect on this task
         tree = {**tree, "decode": read.get("decode", {})}
-    model = {**tree["model"], **_other_head(kind, config.model)}
+    model = {**tree["model"], **_other_head(kind, config)}
     return {**tree, "about": read.get("about", ""), "task": task, "model": merge(model, read.get("model", {}))}
 
 
@@ -73,8 +74,14 @@ def _lengths(kind: str, model: ModelConfig) -> Tree:
     return {name: longest for name, usual in found.items() if longest is not None and longest < usual}
 
 
-def _other_head(kind: Any, model: ModelConfig) -> Tree:
-    """Return the settings of an encoder that classified positions, for classes of whole texts."""
+def _other_head(kind: Any, config: FolderConfig) -> Tree:
+    """Return the settings of an encoder that classified positions, for classes of whole texts.
+
+    A model of images without classes gets a head without its pooler, as in transformers.
+    """
+    model = config.model
+    if isinstance(model, ViTConfig) and not config.sizes.target:
+        return {"transform": "none"}
     per_text = kind in TASKS and "encoder" in TASKS[kind].kinds and not TASKS[kind].per_position
     if not isinstance(model, EncoderConfig) or model.pool != "none" or not per_text:
         return {}

@@ -22,8 +22,7 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.storage import new_folder
 from allyouneed.text.codec import Codec
-from allyouneed.text.specials import BOS, EOS
-from allyouneed.text.tokenizer import SPECIALS
+from allyouneed.text.specials import BOS, EOS, SPECIALS
 from allyouneed.version import __version__
 
 CARD = "README.md"

@@ -19,8 +19,8 @@ from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.models.parts.stack import Embedding
 from allyouneed.text.codec import Codec
-from allyouneed.text.specials import BOS, EOS, PAD, UNK
-from allyouneed.text.tokenizer import SPECIALS, Tokenizer
+from allyouneed.text.specials import BOS, EOS, PAD, SPECIALS, UNK
+from allyouneed.text.tokenizer import Tokenizer
 
 Quantization = Literal["float32", "int16", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("float32", "int16", "int8")

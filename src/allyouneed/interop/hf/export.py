@@ -22,12 +22,14 @@ from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, write_wei
 from allyouneed.interop.hf.rewrites import REWRITES
 from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
 from allyouneed.interop.hf.tokens import TokenMap, tokenizer_files
+from allyouneed.interop.hf.vision import write_preprocessor
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.parts.stack import StackConfig
+from allyouneed.models.vit import ViTConfig
 from allyouneed.storage import new_folder
 from allyouneed.text.codec import Codec
 from allyouneed.text.origin import Origin
@@ -57,11 +59,13 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
     """Write the folder and return notes for the user."""
     require_safe_output(out, bundle.path, "hf")
     built: Any = bundle.model
-    if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig):
+    if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig | ViTConfig):
         raise ConfigError(f"{bundle.path}: model.type: {built.config.type} has no counterpart in transformers")
     try:
         architecture = _target_architecture(built.config)
         config, weights = _rewritten_model(built.config, model_tensors(built), architecture)
+        if architecture.pictures:
+            return _export_pictures(bundle, config, weights, architecture, out)
         config, weights, rows, tokens = _vocabulary(bundle, config, weights, architecture)
         settings = _settings(config, architecture)
     except ConfigError as error:
@@ -76,14 +80,31 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
     if not isinstance(config, EncoderConfig):
         trees[GENERATION] = {**numbers, **_search(bundle)}
     files = {name: _json(tree, name) for name, tree in trees.items()} | dict(origin.files if origin is not None else {})
+    notes = _write_folder(out, bundle, files, tensors, settings)
+    notes += shortlist_note(bundle, "transformers has no shortlists")
+    return [*notes, *(chat_note(bundle) if origin is None else [])]
+
+
+def _export_pictures(bundle: Bundle, config: Any, weights: Weights, architecture: Architecture, out: Path) -> list[str]:
+    """Write the folder of a model of images."""
+    settings = _settings(config, architecture) | _answers(bundle, config, architecture)
+    rows = Rows((), classes=len(bundle.codec.classes or ()))
+    tensors = dict(split_all(architecture.rules(config, rows), weights))
+    trees = {CONFIG: settings, **write_preprocessor(bundle.codec, config)}
+    files = {name: _json(tree, name) for name, tree in trees.items()}
+    return _write_folder(out, bundle, files, tensors, settings)
+
+
+def _write_folder(
+    out: Path, bundle: Bundle, files: dict[str, bytes], tensors: dict[str, Tensor], settings: Tree
+) -> list[str]:
+    """Write files, weights and the card; return a note on how to open the folder."""
     with new_folder(out) as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         write_weights(folder, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
-    opened = f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"
-    notes = [opened, *shortlist_note(bundle, "transformers has no shortlists")]
-    return [*notes, *(chat_note(bundle) if origin is None else [])]
+    return [f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"]
 
 
 def _json(tree: Tree, name: str) -> bytes:
@@ -95,6 +116,8 @@ def _target_architecture(config: Any) -> Architecture:
     other = [mixer.type for mixer in mixers if not isinstance(mixer, SoftmaxConfig)]
     if other:
         raise ConfigError(f"model.mixer: {other[0]}; only softmax is exported to transformers")
+    if isinstance(config, ViTConfig):
+        return ARCHITECTURES["vit"]
     target = ARCHITECTURE_OF.get((config.kind, config.positions.type, config.norm))
     if target is None:
         what = f"model.positions={config.positions.type} with model.norm={config.norm}"
@@ -235,9 +258,9 @@ def _settings(config: StackConfig, architecture: Architecture) -> Tree:
 
 def _plain(config: Any) -> Tree:
     """Return settings with all defaults filled in, so that equivalent settings compare equal."""
-    tree = config.model_dump(
-        mode="json", exclude={"dropout", "output_bias", "epsilon", "mixer", "encoder_mixer", "cross"}
-    )
+    elsewhere = {"mean", "std"}  # of pixels: in another file
+    apart = {"dropout", "output_bias", "epsilon", "mixer", "encoder_mixer", "cross"}
+    tree = config.model_dump(mode="json", exclude=apart | elsewhere)
     mixers = {"mixer": config.mixer}
     if isinstance(config, EncoderDecoderConfig):
         mixers |= {"encoder_mixer": config.encoder_mixer or config.mixer, "cross": config.cross_mixer()}
@@ -258,7 +281,7 @@ def _spelled(mixer: Any, width: int) -> Tree:
 
 def _answers(bundle: Bundle, config: Any, architecture: Architecture) -> Tree:
     """Return the fields with the class names."""
-    if not isinstance(config, EncoderConfig) or config.tied:
+    if config.kind != "encoder" or getattr(config, "tied", False):
         return {}
     names = list(bundle.codec.classes or ())
     if not names:

@@ -23,15 +23,18 @@ from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, ForeignFolder
 from allyouneed.interop.hf.rules import JoinedTensors, Rule
 from allyouneed.interop.hf.spm import has_pieces, read_pieces
+from allyouneed.interop.hf.vision import picture_codec, picture_vocabulary, read_preprocessor
 from allyouneed.interop.hf.vocabulary import Foreign, ForeignTokenizer, Parts, Vocabulary, language_tags, renumber
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.models import Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.models.vit import ViTConfig
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.origin import Origin
+from allyouneed.text.pictures import PictureConfig
 from allyouneed.training.recipe import Recipe
 from allyouneed.version import __version__
 from allyouneed.weights import assign_weights, build_for, model_tensors, require_same_tensors
@@ -85,6 +88,8 @@ def read_folder(folder: Path) -> Imported:
     tree = foreign.read_json(CONFIG)
     fields = Fields(tree, foreign.path / CONFIG)
     architecture, name = _architecture(fields)
+    if architecture.pictures:
+        return _read_pictures(foreign, tree, fields, architecture, name)
     generation = _generation(foreign)
     size = fields.number("vocab_size")
     tokens, ends = _tokens(fields, generation, size)
@@ -111,6 +116,22 @@ def read_folder(folder: Path) -> Imported:
         tags = language_tags(tokenizer, vocabulary)
         codec, notes = replace(codec, tags=tags), [*notes, *_tag_notes(tags)]
     recipe = _recipe(config, name, beam)
+    return Imported(model, weights, foreign.path, codec, vocabulary, recipe, architecture.type, notes)
+
+
+def _read_pictures(
+    foreign: ForeignFolder, tree: Tree, fields: Fields, architecture: Architecture, name: str
+) -> Imported:
+    """Read a model of images, which has no vocabulary."""
+    settings = _settings(architecture, fields, name)
+    assert isinstance(settings, ViTConfig)
+    config, picture, notes = read_preprocessor(foreign, settings)
+    fields.finish()
+    classes = _classes(tree, config, name, fields.where) or ()
+    vocabulary = picture_vocabulary(picture, len(classes))
+    model, weights = _model(architecture, config, vocabulary, foreign)
+    recipe = _recipe(config, name, None, picture)
+    codec = picture_codec(vocabulary, classes)
     return Imported(model, weights, foreign.path, codec, vocabulary, recipe, architecture.type, notes)
 
 
@@ -223,7 +244,7 @@ def _model(
     theirs = _cleaned(architecture, config, rules, tensors, foreign.path)
     ours = JoinedTensors(rules, theirs, foreign.path)
     tokens = len(rows.theirs)
-    answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens
+    answers = rows.classes if config.kind == "encoder" and not getattr(config, "tied", False) else tokens
     sizes = Sizes(tokens, answers, shared=answers == tokens)
     try:
         model = build_for(lambda: config.build(sizes), ours.outlines(), f"the weights in {WEIGHTS}")
@@ -279,7 +300,7 @@ def _cleaned(
 
 def _classes(tree: Tree, config: ModelConfig, name: str, where: Path | str) -> tuple[str, ...] | None:
     """Return the class names; () for a model without classes; None if its outputs are tokens."""
-    if not isinstance(config, EncoderConfig) or config.tied:
+    if config.kind != "encoder" or getattr(config, "tied", False):
         return None
     if name.endswith("Model"):
         return ()
@@ -322,7 +343,7 @@ def _origin(tree: Tree, vocabulary: Vocabulary, foreign: ForeignFolder) -> Origi
     return Origin(tuple(rows.theirs), rows.hidden, rows.size, fields, foreign.kept_files())
 
 
-def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
+def _recipe(config: ModelConfig, name: str, beam: Any, picture: PictureConfig | None = None) -> Recipe:
     """Return a recipe with the task; its training data are unknown."""
     task: Tree
     if isinstance(config, DecoderConfig):
@@ -330,6 +351,8 @@ def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
         task = {"type": "language", "train": [NO_DATA], "valid": [NO_DATA], "context": min(1024, longest)}
     elif isinstance(config, EncoderConfig) and config.pool == "none":
         task = {"type": "tags"}
+    elif picture is not None:
+        task = {"type": "images", "train": NO_DATA, "valid": NO_DATA, "picture": picture.model_dump(mode="json")}
     elif isinstance(config, EncoderConfig):
         task = {"type": "classification", "train": NO_DATA, "valid": NO_DATA}
     else:

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as Library
 
 from allyouneed.errors import FolderError
 from allyouneed.interop.hf.rules import Rows
-from allyouneed.text.specials import BOS, EOS, PAD, UNK
-from allyouneed.text.tokenizer import SPECIALS, Tokenizer, control_name
+from allyouneed.text.specials import BOS, EOS, PAD, SPECIALS, UNK
+from allyouneed.text.tokenizer import Tokenizer, control_name
 from allyouneed.text.tokenizer_file import check_pipeline
 
 PROBES = (

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from allyouneed.errors import DataError
 from allyouneed.mixers.parts.kv_cache import real_first
+from allyouneed.sizes import Traits
 
-WHITE = 1.0
 MORE = 1  # ids that may follow an image: EOS
 
 
@@ -60,19 +60,10 @@ class ImageEncoder(nn.Module):
 
     def pixels(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Tensor:
         """Return the image (B, channels, rows, columns)."""
-        count = self.size * self.size * self.channels
-        x_BS = source_BS.to(next(self.parameters()).dtype) * (2 / (self.ids - 1)) - 1
-        if mask_BS is not None:
-            x_BS = x_BS.masked_fill(~mask_BS, WHITE).gather(1, real_first(mask_BS))
-        longest = source_BS.shape[1] if mask_BS is None else int(mask_BS.sum(dim=1).max())
-        if longest > count + MORE:
-            raise DataError(
-                f"a source of {longest:,} ids; an image of {self.size} x {self.size} pixels in {self.channels} "
-                f"channels has {count:,}: model.size and model.channels should be those of the images"
-            )
-        x_BN = F.pad(x_BS, (0, max(0, count - x_BS.shape[1])), value=WHITE)[:, :count]
+        grid_BYXC = image_grid(source_BS, mask_BS, self.size, self.channels, white=self.ids - 1, more=MORE)
+        x_BYXC = grid_BYXC.to(next(self.parameters()).dtype) * (2 / (self.ids - 1)) - 1
         # Channels last: the fastest layout for convolutions on a CPU, and the order of the ids.
-        return x_BN.unflatten(1, (self.size, self.size, self.channels)).permute(0, 3, 1, 2)
+        return x_BYXC.permute(0, 3, 1, 2)
 
     def flops(self) -> int:
         """Return the FLOPs for one image."""
@@ -81,6 +72,37 @@ class ImageEncoder(nn.Module):
             side = halved(side)
             total += 2 * 9 * side * side * width * (inputs + width)
         return total
+
+
+def image_grid(
+    source_BS: Tensor, mask_BS: Tensor | None, size: int, channels: int, white: int, more: int = 0
+) -> Tensor:
+    """Return the ids of pixels (B, rows, columns, channels); missing ones are `white`.
+
+    Raise DataError if a source has more ids than an image, and `more` that are not read.
+    """
+    count = size * size * channels
+    if mask_BS is not None:
+        source_BS = source_BS.masked_fill(~mask_BS, white).gather(1, real_first(mask_BS))
+    longest = source_BS.shape[1] if mask_BS is None else int(mask_BS.sum(dim=1).max())
+    if longest > count + more:
+        raise DataError(
+            f"a source of {longest:,} ids; an image of {size} x {size} pixels in {channels} "
+            f"channels has {count:,}: model.size and model.channels should be those of the images"
+        )
+    whole_BN = F.pad(source_BS, (0, max(0, count - source_BS.shape[1])), value=white)[:, :count]
+    return whole_BN.unflatten(1, (size, size, channels))
+
+
+def check_image_task(model: str, size: int, channels: int, task: Traits) -> None:
+    """Raise ValueError if a task has no images, or images of another size."""
+    if task.image is None:
+        raise ValueError(f"model {model!r} reads images; task {task.type!r} has none")
+    if task.image != (size, channels):
+        raise ValueError(
+            f"model.size={size} and model.channels={channels}: the images of task {task.type!r} have "
+            f"{task.image[0]} pixels a side and {task.image[1]} channels"
+        )
 
 
 def halved(side: int) -> int:

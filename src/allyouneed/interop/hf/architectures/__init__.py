@@ -22,8 +22,21 @@ from allyouneed.interop.hf.architectures.llama import GEMMA, GEMMA2, LLAMA, MIST
 from allyouneed.interop.hf.architectures.opt import OPT
 from allyouneed.interop.hf.architectures.reformer import REFORMER
 from allyouneed.interop.hf.architectures.t5 import T5
+from allyouneed.interop.hf.architectures.vit import VIT
 
 _TRANSLATORS = (MARIAN, PEGASUS, M2M_100, BART, MBART, LED, T5)
 _WRITERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GPT_NEOX, BLOOM, REFORMER)
-_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ROFORMER, LONGFORMER, BIG_BIRD, FNET, NYSTROMFORMER)
+_ENCODERS = (
+    BERT,
+    ROBERTA,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    DISTILBERT,
+    ROFORMER,
+    LONGFORMER,
+    BIG_BIRD,
+    FNET,
+    NYSTROMFORMER,
+    VIT,
+)
 ARCHITECTURES: dict[str, Architecture] = {one.type: one for one in (*_TRANSLATORS, *_WRITERS, *_ENCODERS)}

@@ -44,6 +44,7 @@ class Architecture:
     unused: tuple[str, ...] = ()  # suffixes of weights that its classes do not use
     fixed: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # tensors in the file that follow from the settings
     needs_fixed: bool = False  # exports must contain the fixed tensors
+    pictures: bool = False  # it reads images, and has no vocabulary
     framed: bool = False  # the tokenizer's template adds special tokens around a text
     rewrites: tuple[str, ...] = ()  # rewrites to apply before an export (interop/hf/rewrites.py)
 

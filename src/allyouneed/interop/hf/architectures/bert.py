@@ -258,7 +258,7 @@ def _head(config: EncoderConfig, rows: Rows, family: Family) -> list[Rule]:
         return output("classifier")
     if not rows.classes:
         pooler = layer("transform.inner", f"{family.body}{family.pooler}") if family.pooler else []
-        return [*pooler, *no_classes(config)]
+        return [*pooler, *no_classes(config.width)]
     if family.classifies == "pooler":
         return [*layer("transform.inner", f"{family.body}{family.pooler}"), *output("classifier")]
     return [*layer("transform.inner", "classifier.dense"), *output("classifier.out_proj")]
@@ -272,9 +272,9 @@ def output(theirs: str) -> list[Rule]:
     ]
 
 
-def no_classes(config: EncoderConfig) -> list[Rule]:
+def no_classes(width: int) -> list[Rule]:
     """Return the rules for the projection of a model without classes."""
-    return [Rule("head.weight_VD", (), Nothing((0, config.width))), Rule("head.bias_V", (), Nothing((0,)))]
+    return [Rule("head.weight_VD", (), Nothing((0, width))), Rule("head.bias_V", (), Nothing((0,)))]
 
 
 WRITTEN_POSITIONS = 1536  # length of RoFormer's table, which it stores although it follows from the settings

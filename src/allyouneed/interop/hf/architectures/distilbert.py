@@ -92,7 +92,7 @@ def _head(config: EncoderConfig, rows: Rows) -> list[Rule]:
             Rule("head.bias_V", ("vocab_projector.bias",), rows.bias()),
         ]
     if not rows.classes:
-        return no_classes(config)
+        return no_classes(config.width)
     before = layer("transform.inner", "pre_classifier") if config.transform == "relu" else []
     return [*before, *output("classifier")]
 
