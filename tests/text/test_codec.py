@@ -76,6 +76,7 @@ NEEDED: dict[str, dict[str, object]] = {
     "translation": {"train": ["a", "b"], "valid": "c"},
     "language": {"train": "a", "split": [0.9, 0.1]},
     "classification": {"train": "a", "valid": "b"},
+    "images": {"train": "a", "held_out": 5},
     "rasp": {"program": "x = tokens;", "vocabulary": ["a", "b"]},
     "rasp-causal": {"program": "x = tokens;", "vocabulary": ["a", "b"]},
 }
