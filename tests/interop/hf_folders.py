@@ -139,7 +139,7 @@ def marian(folder: Path, **more: Any) -> tuple[Path, Any]:
 
 
 def pegasus(folder: Path) -> tuple[Path, Any]:
-    tokenizer = unigram_tokenizer(("<pad>", "</s>", "<unk>"))
+    tokenizer = unigram_tokenizer(("<pad>", "</s>", "<unk>"), "$A </s>")
     config = transformers.PegasusConfig(vocab_size=size_of(tokenizer), scale_embedding=True, **BART_SIZES)
     model = transformers.PegasusForConditionalGeneration(config)
     return write_folder(folder, model, tokenizer), model
@@ -274,7 +274,8 @@ def bloom(folder: Path, heads: int = 4) -> tuple[Path, Any]:
 def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]:
     """BERT or a relative with the given head."""
     if kind in ("Longformer", "Roberta", "XLMRoberta", "Camembert"):
-        tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
+        make = unigram_tokenizer if kind in ("XLMRoberta", "Camembert") else byte_tokenizer
+        tokenizer = make(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
         ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
         ids |= {"attention_window": 8} if kind == "Longformer" else {}
     else:

@@ -99,6 +99,8 @@ BROKEN_ORIGINS: dict[str, dict[str, Any]] = {
     "a token twice": {"ids": [0, 0, 1, 2]},
     "a token too few": {"ids": [0, 1, None, None]},
     "no list": {"ids": 3},
+    "no table": {"config": 3},
+    "no settings": {"classifier": 3},
     "no number": {"size": "4"},
     "a path": {"files": {"../evil": {"text": "x"}}},
     "no text": {"files": {"a": {"pickle": "x"}}},

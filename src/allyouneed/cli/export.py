@@ -15,7 +15,12 @@ def command(
     to: Annotated[str, typer.Option(help=f"The target: {', '.join(TARGETS)}.")],
     out: Annotated[Path, typer.Option(help="Folder to write; replaces an earlier export to the same target.")],
     quantization: Annotated[
-        str | None, typer.Option(help="With --to ctranslate2: float32, int16 or int8.", show_default="float32")
+        str | None,
+        typer.Option(
+            help="The type of the weights. With --to ctranslate2: float32, int16 or int8. With --to hf: float32, "
+            "bfloat16 or float16.",
+            show_default="float32; with --to hf the type of the imported model",
+        ),
     ] = None,
     adapter: Adapter = None,
 ) -> None:

@@ -60,7 +60,7 @@ def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: 
         return _spread(rows, (_score_tags if codec.per_position else _score_classes)(bundle, filled, where))
     require_short(codec.target, targets, where, before)
     source_ids = codec.encode_sources([source for source, _ in filled])
-    target_ids = [codec.encode_target(target) for _, target in filled]
+    target_ids = [[*codec.target_start, *codec.encode_target(target)] for _, target in filled]
     return _spread(rows, score(bundle.model, list(zip(source_ids, target_ids, strict=True))))
 
 

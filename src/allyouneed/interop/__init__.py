@@ -15,8 +15,7 @@ from allyouneed.interop.progress import ReportProgress
 def _hugging_face(bundle: Bundle, out: Path, quantization: str | None, report: ReportProgress) -> list[str]:
     from allyouneed.interop.hf.export import export_folder
 
-    _refuse(quantization, "hf")
-    return export_folder(bundle, out)
+    return export_folder(bundle, out, quantization)
 
 
 def _ctranslate2(bundle: Bundle, out: Path, quantization: str | None, report: ReportProgress) -> list[str]:

@@ -63,7 +63,7 @@ def text_pair_batch(codec: Codec, items: Sequence[Pair]) -> Batch:
     source, target = codec.both()
     sources = source.encode_batch([text for text, _ in items])
     targets = target.encode_batch([text for _, text in items])
-    return pair_batch(as_arrays(sources), as_arrays(targets), codec.framing, codec.prefix)
+    return pair_batch(as_arrays(sources), as_arrays(targets), codec.framing, codec.target_start)
 
 
 def text_class_batch(codec: Codec, items: Sequence[Pair]) -> Batch:

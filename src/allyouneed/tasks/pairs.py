@@ -280,7 +280,7 @@ def _write_split(
 def _encode(task: PairTask, codec: Codec, chunk: list[Pair]) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
     """Yield (ids of both sides, texts of both sides) of the pairs that are not too long."""
     source, target = codec.both()
-    most, limit = task.max_length - sum(map(len, codec.framing)), task.max_length - 1 - len(codec.prefix)
+    most, limit = task.max_length - sum(map(len, codec.framing)), task.max_length - 1 - len(codec.target_start)
     sane = [pair for pair in chunk if not (source.surely_longer(pair[0], most) or target.surely_longer(pair[1], limit))]
     ours, theirs = source.encode_batch([text for text, _ in sane]), target.encode_batch([text for _, text in sane])
     for ids, texts in zip(zip(ours, theirs, strict=True), sane, strict=True):
@@ -346,7 +346,7 @@ class PairData(TaskData):
 class _PairSplit:
     def __init__(self, folder: Path, split: AnySplit, codec: Codec, task: PairTask, shares: Sequence[Share]) -> None:
         self._sides: list[StoredIds | SampledIds] = []
-        self._resampled, self._framing, self._prefix = False, codec.framing, codec.prefix
+        self._resampled, self._framing, self._prefix = False, codec.framing, codec.target_start
         for side, tokenizer, config in zip(SIDES, codec.both(), task.tokenizers(), strict=True):
             name, dtype = f"{split}.{side}", dtype_for(tokenizer.size)
             if split == "train" and config.dropout:

@@ -100,6 +100,15 @@ class Codec:
             return self.frame
         return ((BOS,), ()) if self.classes is not None else ((), (EOS,))
 
+    @property
+    def target_start(self) -> tuple[int, ...]:
+        """The ids that a target begins with in training and scores: the prefix, or what its tokenizer puts there.
+
+        BART is trained to generate `<s>` first: its tokenizer frames sources and targets alike.
+        """
+        imported = self.origin is not None and self.source is not None and self.target is not None
+        return self.framing[0] if imported and not self.tags and not self.prefix else self.prefix
+
     def text_slice(self, length: int) -> slice:
         """Return the place of the text in a source of `length` ids."""
         before, after = self.framing

@@ -1,7 +1,7 @@
-"""The vocabulary of an imported model as it was: an export gives tokens their ids and names, and writes the same files.
+"""An imported model as it was: an export gives tokens their ids and names, and writes the same config and files.
 
 Our ids are in another order than theirs, and special tokens have our names. `original.json` of a model folder has the
-original id of each of our ids, the fields of config.json that name tokens, and the files of the tokenizer.
+original id of each of our ids, config.json, the files of the tokenizer, and the settings of an encoder's classifier.
 """
 
 import base64
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import FolderError
+from allyouneed.text.specials import UNK
 
 FILE = "original.json"
 LARGEST_ORIGIN = 192 << 20  # bytes
@@ -20,23 +21,33 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True)
 class Origin:
-    """The ids, names and files of the original tokenizer.
+    """The config, ids, names and files of the original.
 
     `theirs` has their token for each of our ids (None: there is none), `hidden` those of our ids that are copies of
-    another one and are never generated, `size` the number of their tokens.
+    another one and are never generated, `size` the number of their tokens. `classifier` has the settings that a model
+    of this architecture has if it classifies texts; {} if it cannot.
     """
 
     theirs: tuple[int | None, ...]
     hidden: frozenset[int]
     size: int
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    classifier: Mapping[str, Any] = field(default_factory=dict)
+
+    def copies(self) -> list[list[int]]:
+        """Return groups of our ids that are one token of theirs."""
+        groups: dict[int, list[int]] = {}
+        for ours, token in enumerate(self.theirs[: UNK + 1]):
+            if token is not None:
+                groups.setdefault(token, []).append(ours)
+        return [group for group in groups.values() if len(group) > 1]
 
     def save(self, folder: Path) -> None:
         """Write the file."""
         files = {name: _written(data) for name, data in self.files.items()}
-        tree = {"ids": self.theirs, "hidden": sorted(self.hidden), "size": self.size, "fields": dict(self.fields)}
-        text = json.dumps({**tree, "files": files}, ensure_ascii=False)
+        tree = {"ids": self.theirs, "hidden": sorted(self.hidden), "size": self.size, "config": dict(self.config)}
+        text = json.dumps({**tree, "files": files, "classifier": dict(self.classifier)}, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
     @staticmethod
@@ -48,11 +59,14 @@ class Origin:
         try:
             with path.open("rb") as file:
                 tree = json.loads(file.read(LARGEST_ORIGIN).decode("utf-8"))
-            theirs, hidden, size, fields = (tree[name] for name in ("ids", "hidden", "size", "fields"))
+            theirs, hidden, size, config = (tree[name] for name in ("ids", "hidden", "size", "config"))
             files = {name: _read(name, content) for name, content in tree["files"].items()}
-            if not isinstance(fields, dict) or not isinstance(theirs, list) or not isinstance(hidden, list):
-                raise TypeError("ids and hidden should be lists, fields a table")
-            found = Origin(tuple(theirs), frozenset(hidden), size, fields, files)
+            classifier = tree["classifier"]
+            if not isinstance(config, dict) or not isinstance(classifier, dict):
+                raise TypeError("config and classifier should be tables")
+            if not isinstance(theirs, list) or not isinstance(hidden, list):
+                raise TypeError("ids and hidden should be lists")
+            found = Origin(tuple(theirs), frozenset(hidden), size, config, files, classifier)
             found.check()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FolderError(f"{path}: not readable: {error}") from None

@@ -12,6 +12,7 @@ from allyouneed.models import Model
 from allyouneed.tasks import TaskData
 from allyouneed.tasks.base import Batch
 from allyouneed.tasks.loss import losses
+from allyouneed.training.copies import join_gradients
 from allyouneed.training.evaluate import to_device
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.process_group import ProcessGroup
@@ -53,6 +54,7 @@ class Gradients:
             (mix_seed(self.recipe.seed, step, number), self._job(batch, divisor)) for number, batch in batches.items()
         ]
         totals = self.group.per_micro_batch(self.workers.run(jobs), self.config.accumulate)
+        join_gradients(self.workers.model, self.data.codec)
         self.parallelism.add_gradients()
         return StepTotals(sum(totals) / tokens, int(tokens), flops)
 

@@ -17,6 +17,7 @@ from allyouneed.models import ModelConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.vit import ViTConfig
 from allyouneed.tasks import TASKS
+from allyouneed.text.codec import Codec
 from allyouneed.training.recipe import TrainConfig
 from allyouneed.training.recipe_files import find_recipe
 
@@ -36,7 +37,7 @@ def tuning_recipe(start: str, file: str | None, given: Tree, sets: Sequence[str]
     `file`: a recipe whose sections replace those of the folder. `given`: what the command line sets. `sets`: overrides
     that are applied later, and are only checked here.
     """
-    config, _ = folder_head(start)
+    config, codec = folder_head(start)
     _refuse_tokenizer(override(given, sets))
     own = without_none(config.recipe)
     read = {} if file is None else read_recipe(find_recipe(file))
@@ -44,11 +45,11 @@ def tuning_recipe(start: str, file: str | None, given: Tree, sets: Sequence[str]
     tree = {**own, **read, "model": merge(config.model.model_dump(mode="json"), read.get("model", {}))}
     above = override(given, [one for one in sets if one.startswith("task.")])
     if "task" in read or above.get("task", {}).keys() & {"type", "train"}:
-        tree = _on_other_data(tree, own, read, above, config)
+        tree = _on_other_data(tree, own, read, above, config, codec)
     return {**tree, "start": {"folder": start, "sha256": folder_recipe(start)[1]}}
 
 
-def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: FolderConfig) -> Tree:
+def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: FolderConfig, codec: Codec) -> Tree:
     """Return the recipe for the data of the recipe file or of the command line."""
     task = merge({"task": tree.get("task", {})}, {"task": above.get("task", {})})["task"]
     kind = task.get("type")
@@ -62,7 +63,7 @@ def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: Folde
             task = {**task, "batch": max(1, STEP_TOKENS // task.get("context", 256)), **above.get("task", {})}
     if changed:  # its search settings may have no effect on this task
         tree = {**tree, "decode": read.get("decode", {})}
-    model = {**tree["model"], **_other_head(kind, config)}
+    model = {**tree["model"], **_other_head(kind, config, codec)}
     return {**tree, "about": read.get("about", ""), "task": task, "model": merge(model, read.get("model", {}))}
 
 
@@ -74,16 +75,21 @@ def _lengths(kind: str, model: ModelConfig) -> Tree:
     return {name: longest for name, usual in found.items() if longest is not None and longest < usual}
 
 
-def _other_head(kind: Any, config: FolderConfig) -> Tree:
-    """Return the settings of an encoder that classified positions, for classes of whole texts.
+def _other_head(kind: Any, config: FolderConfig, codec: Codec) -> Tree:
+    """Return the settings of an encoder for classes of whole texts, if it had none.
 
-    A model of images without classes gets a head without its pooler, as in transformers.
+    An imported one gets the head that its architecture has, so that it can be exported. A model of images without
+    classes gets a head without its pooler, as in transformers.
     """
     model = config.model
     if isinstance(model, ViTConfig) and not config.sizes.target:
         return {"transform": "none"}
     per_text = kind in TASKS and "encoder" in TASKS[kind].kinds and not TASKS[kind].per_position
-    if not isinstance(model, EncoderConfig) or model.pool != "none" or not per_text:
+    if not isinstance(model, EncoderConfig) or not per_text:
+        return {}
+    if codec.origin is not None and (model.pool == "none" or not codec.classes) and codec.origin.classifier:
+        return dict(codec.origin.classifier)
+    if model.pool != "none":
         return {}
     return {"pool": "mean", "transform": "none", "tied": False}
 

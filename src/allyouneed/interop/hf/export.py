@@ -1,24 +1,27 @@
 """Exports a model as a Hugging Face folder that transformers loads: config, weights, tokenizer.
 
-The architecture follows from the kind of model and its positions. Its settings are written and read back as an import
-would read them. A setting that differs after the round trip cannot be expressed, and is refused by name.
+An imported model becomes what it was (original.py). Otherwise the architecture follows from the kind of model and its
+positions. Its settings are written and read back as an import would read them. A setting that differs after the round
+trip cannot be expressed, and is refused by name.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from allyouneed.config import Tree
-from allyouneed.errors import ConfigError, FolderError
+from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.export_notes import chat_note, shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
-from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of, softmax_of
-from allyouneed.interop.hf.fields import Fields
+from allyouneed.interop.hf.architectures.base import Architecture, softmax_of
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, write_weights
+from allyouneed.interop.hf.original import label_fields, original_target, require_readable
 from allyouneed.interop.hf.rewrites import REWRITES
 from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
 from allyouneed.interop.hf.tokens import TokenMap, tokenizer_files
@@ -52,59 +55,92 @@ ARCHITECTURE_OF: dict[tuple[str, ...], str] = {
     ("encoder", "sinusoidal", "post"): "bert",
     ("encoder", "rotary", "post"): "roformer",
 }
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Weights = dict[str, Tensor]
 
 
-def export_folder(bundle: Bundle, out: Path) -> list[str]:
-    """Write the folder and return notes for the user."""
+def export_folder(bundle: Bundle, out: Path, dtype: str | None = None) -> list[str]:
+    """Write the folder and return notes for the user. `dtype`: of the weights; default: that of the original."""
     require_safe_output(out, bundle.path, "hf")
     built: Any = bundle.model
     if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig | ViTConfig):
         raise ConfigError(f"{bundle.path}: model.type: {built.config.type} has no counterpart in transformers")
     try:
-        architecture = _target_architecture(built.config)
-        config, weights = _rewritten_model(built.config, model_tensors(built), architecture)
-        if architecture.pictures:
-            return _export_pictures(bundle, config, weights, architecture, out)
-        config, weights, rows, tokens = _vocabulary(bundle, config, weights, architecture)
-        settings = _settings(config, architecture)
+        export = _export_of(bundle, built)
     except ConfigError as error:
         raise ConfigError(f"{bundle.path}: {error}") from None
-    origin, numbers = bundle.codec.origin, tokens.numbers(config)
-    numbers = numbers if origin is None else dict(origin.fields)
-    settings |= _answers(bundle, config, architecture) | numbers | {"vocab_size": rows.size}
-    tensors = dict(split_all(architecture.rules(config, rows), weights))
-    if architecture.needs_fixed:
-        tensors |= architecture.fixed(config)
-    trees = {CONFIG: settings, **(tokenizer_files(bundle.codec, tokens, config) if origin is None else {})}
-    if not isinstance(config, EncoderConfig):
-        trees[GENERATION] = {**numbers, **_search(bundle)}
+    kind, settings = _typed(export.settings, dtype)
+    tensors = {name: _cast(tensor, kind) for name, tensor in export.tensors().items()}
+    trees = {CONFIG: settings, **export.trees}
+    origin = bundle.codec.origin
     files = {name: _json(tree, name) for name, tree in trees.items()} | dict(origin.files if origin is not None else {})
-    notes = _write_folder(out, bundle, files, tensors, settings)
-    notes += shortlist_note(bundle, "transformers has no shortlists")
-    return [*notes, *(chat_note(bundle) if origin is None else [])]
-
-
-def _export_pictures(bundle: Bundle, config: Any, weights: Weights, architecture: Architecture, out: Path) -> list[str]:
-    """Write the folder of a model of images."""
-    settings = _settings(config, architecture) | _answers(bundle, config, architecture)
-    rows = Rows((), classes=len(bundle.codec.classes or ()))
-    tensors = dict(split_all(architecture.rules(config, rows), weights))
-    trees = {CONFIG: settings, **write_preprocessor(bundle.codec, config)}
-    files = {name: _json(tree, name) for name, tree in trees.items()}
-    return _write_folder(out, bundle, files, tensors, settings)
-
-
-def _write_folder(
-    out: Path, bundle: Bundle, files: dict[str, bytes], tensors: dict[str, Tensor], settings: Tree
-) -> list[str]:
-    """Write files, weights and the card; return a note on how to open the folder."""
     with new_folder(out) as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         write_weights(folder, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
-    return [f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"]
+    opened = f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"
+    notes = [opened, *shortlist_note(bundle, "transformers has no shortlists")]
+    if dtype is None and kind is not torch.float32 and bundle.recipe.get("start") is not None:
+        notes += [f"weights are rounded to {kind}, as the original's are; --quantization float32 keeps all digits"]
+    return [*notes, *(chat_note(bundle) if origin is None else [])]
+
+
+@dataclass(frozen=True)
+class _Export:
+    """A model as an architecture of transformers: its config, other files, and weights."""
+
+    architecture: Architecture
+    settings: Tree
+    trees: dict[str, Tree]
+    config: Any
+    weights: Weights
+    rows: Rows
+
+    def tensors(self) -> Weights:
+        """Return their tensors."""
+        found = dict(split_all(self.architecture.rules(self.config, self.rows), self.weights))
+        if self.architecture.needs_fixed:
+            found |= self.architecture.fixed(self.config, self.settings["max_position_embeddings"])
+        return found
+
+
+def _export_of(bundle: Bundle, built: Any) -> _Export:
+    """Return the model as what it was imported as, or as the architecture that fits its settings."""
+    origin, config, weights = bundle.codec.origin, built.config, model_tensors(built)
+    original = None if origin is None else original_target(origin, config, bundle.codec.classes)
+    if original is not None:
+        config, weights, rows, _ = _vocabulary(bundle, config, weights, original.architecture)
+        return _Export(original.architecture, original.settings, {}, config, weights, rows)
+    architecture = _target_architecture(config)
+    config, weights = _rewritten_model(config, weights, architecture)
+    if architecture.pictures:
+        settings, rows = _settings(config, architecture), Rows((), classes=len(bundle.codec.classes or ()))
+        trees = write_preprocessor(bundle.codec, config)
+        return _Export(architecture, settings | _answers(bundle, config), trees, config, weights, rows)
+    config, weights, rows, tokens = _vocabulary(bundle, config, weights, architecture)
+    settings = _settings(config, architecture) | _answers(bundle, config) | {"vocab_size": rows.size}
+    if origin is None:
+        numbers, trees = tokens.numbers(config), tokenizer_files(bundle.codec, tokens, config)
+    else:  # its ids and files; another architecture
+        numbers, trees = {name: value for name, value in origin.config.items() if "_token_id" in name}, {}
+    if not isinstance(config, EncoderConfig):
+        trees[GENERATION] = {**numbers, **_search(bundle)}
+    return _Export(architecture, settings | numbers, trees, config, weights, rows)
+
+
+def _typed(settings: Tree, dtype: str | None) -> tuple[torch.dtype, Tree]:
+    """Return the type of the weights, and the config that states it. Raise ConfigError for an unknown type."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--quantization {dtype}: --to hf writes {', '.join(DTYPES)}; int8 is for --to ctranslate2")
+    field = "dtype" if "dtype" in settings else "torch_dtype"
+    name = dtype or str(settings.get(field)).removeprefix("torch.")
+    name = name if name in DTYPES else "float32"
+    return DTYPES[name], {**settings, field: name} if dtype or field not in settings else settings
+
+
+def _cast(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    return tensor.to(kind) if tensor.is_floating_point() else tensor
 
 
 def _json(tree: Tree, name: str) -> bytes:
@@ -241,55 +277,18 @@ def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozens
 def _settings(config: StackConfig, architecture: Architecture) -> Tree:
     """Return the Hugging Face settings. Raise ConfigError if reading them back gives different settings."""
     name = architecture.class_of(config) if architecture.class_of else architecture.classes[0]
-    written = architecture.write(config)
-    fields = Fields(
-        {**written, "vocab_size": 1, "model_type": architecture.type, "architectures": [name]}, "config.json"
-    )
-    try:
-        back = architecture.read(fields, name)
-    except (FolderError, ValueError) as error:
-        raise ConfigError(f"{architecture.type} of transformers cannot express it: {error}") from None
-    for field, right in _plain(config).items():
-        found = _plain(back).get(field)
-        if found != right:
-            raise ConfigError(f"model.{field}: {right}; {architecture.type} of transformers has {found}")
-    return {"architectures": [name], "model_type": architecture.type, **written, "torch_dtype": "float32"}
+    written = {"architectures": [name], "model_type": architecture.type, **architecture.write(config)}
+    require_readable(architecture, name, {**written, "vocab_size": 1}, config)
+    return written
 
 
-def _plain(config: Any) -> Tree:
-    """Return settings with all defaults filled in, so that equivalent settings compare equal."""
-    elsewhere = {"mean", "std"}  # of pixels: in another file
-    apart = {"dropout", "output_bias", "epsilon", "mixer", "encoder_mixer", "cross"}
-    tree = config.model_dump(mode="json", exclude=apart | elsewhere)
-    mixers = {"mixer": config.mixer}
-    if isinstance(config, EncoderDecoderConfig):
-        mixers |= {"encoder_mixer": config.encoder_mixer or config.mixer, "cross": config.cross_mixer()}
-    for name, found in mixers.items():
-        listed = found if isinstance(found, list) else [found]
-        spelled = [_spelled(mixer, config.width) for mixer in listed]
-        tree[name] = spelled[0] if all(one == spelled[0] for one in spelled) else spelled
-    return tree | {"epsilon": epsilon_of(config)}
-
-
-def _spelled(mixer: Any, width: int) -> Tree:
-    tree: Tree = mixer.model_dump(mode="json")
-    if isinstance(mixer, SoftmaxConfig):
-        keys, values = mixer.head_widths(width)
-        tree |= {"key_heads": mixer.groups, "key_width": keys, "value_width": values}
-    return tree
-
-
-def _answers(bundle: Bundle, config: Any, architecture: Architecture) -> Tree:
+def _answers(bundle: Bundle, config: Any) -> Tree:
     """Return the fields with the class names."""
     if config.kind != "encoder" or getattr(config, "tied", False):
         return {}
-    names = list(bundle.codec.classes or ())
-    if not names:
+    if not bundle.codec.classes:
         raise ConfigError(f"{bundle.path}: has no classes; an encoder without a head cannot be exported")
-    return {
-        "id2label": {str(n): name for n, name in enumerate(names)},
-        "label2id": {name: n for n, name in enumerate(names)},
-    }
+    return label_fields(bundle.codec.classes)
 
 
 def _search(bundle: Bundle) -> Tree:

@@ -107,7 +107,8 @@ def read_folder(folder: Path) -> Imported:
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig) and not getattr(config, "output_bias", True):
         config = config.model_copy(update={"output_bias": "fixed"})  # training must not give others a bias
     model, weights = _model(architecture, config, vocabulary, foreign)
-    codec = replace(_codec(config, vocabulary, frame, classes, name), origin=_origin(tree, vocabulary, foreign))
+    origin = _origin(tree, vocabulary, foreign, _classifier(architecture, tree, config))
+    codec = replace(_codec(config, vocabulary, frame, classes, name), origin=origin)
     if isinstance(config, DecoderConfig):
         chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
         more = tuple(vocabulary.ours[number] for number in ends)
@@ -336,11 +337,23 @@ def _codec(
     return Codec(source=vocabulary.source, target=tokenizer, frame=sides)
 
 
-def _origin(tree: Tree, vocabulary: Vocabulary, foreign: ForeignFolder) -> Origin:
-    """Return the ids, names and files of the tokenizer as they are in the folder."""
-    fields = {name: value for name, value in tree.items() if name.endswith(("_token_id", "_token_ids"))}
+def _origin(tree: Tree, vocabulary: Vocabulary, foreign: ForeignFolder, classifier: Tree) -> Origin:
+    """Return the config, and the ids, names and files of the tokenizer, as they are in the folder."""
     rows = vocabulary.rows
-    return Origin(tuple(rows.theirs), rows.hidden, rows.size, fields, foreign.kept_files())
+    return Origin(tuple(rows.theirs), rows.hidden, rows.size, tree, foreign.kept_files(), classifier)
+
+
+def _classifier(architecture: Architecture, tree: Tree, config: ModelConfig) -> Tree:
+    """Return the settings that differ if an encoder of this architecture classifies texts; {} if it cannot."""
+    name = next((name for name in architecture.classes if name.endswith("ForSequenceClassification")), None)
+    if name is None or not isinstance(config, EncoderConfig):
+        return {}
+    try:
+        found = architecture.read(Fields(tree, CONFIG), name).model_dump(mode="json")
+    except (FolderError, ValueError):
+        return {}
+    own = config.model_dump(mode="json")
+    return {field: value for field, value in found.items() if own.get(field) != value}
 
 
 def _recipe(config: ModelConfig, name: str, beam: Any, picture: PictureConfig | None = None) -> Recipe:

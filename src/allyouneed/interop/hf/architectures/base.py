@@ -42,11 +42,13 @@ class Architecture:
     # A projection that counts as untied if the file has it with other values, whatever the config says.
     parting: str | None = None
     unused: tuple[str, ...] = ()  # suffixes of weights that its classes do not use
-    fixed: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # tensors in the file that follow from the settings
+    # Tensors in the file that follow from the settings, with this many positions.
+    fixed: Callable[..., dict[str, Tensor]] = lambda config, length=0: {}
     needs_fixed: bool = False  # exports must contain the fixed tensors
     pictures: bool = False  # it reads images, and has no vocabulary
     framed: bool = False  # the tokenizer's template adds special tokens around a text
     rewrites: tuple[str, ...] = ()  # rewrites to apply before an export (interop/hf/rewrites.py)
+    rewritten: bool = False  # the config of an imported model does not fit its exported weights without `write`
 
 
 def softmax_of(config: StackConfig) -> SoftmaxConfig:

@@ -280,12 +280,12 @@ def no_classes(width: int) -> list[Rule]:
 WRITTEN_POSITIONS = 1536  # length of RoFormer's table, which it stores although it follows from the settings
 
 
-def _angles(config: EncoderConfig) -> dict[str, Tensor]:
+def _angles(config: EncoderConfig, length: int = WRITTEN_POSITIONS) -> dict[str, Tensor]:
     """Return RoFormer's sines and cosines, which files contain as weights."""
     if not isinstance(config.positions, RotaryConfig):
         return {}
     width = config.width // config.mixer_of(0).position_heads
-    table_NK = Sinusoidal(width, halves=True).table(WRITTEN_POSITIONS, torch.device("cpu"))[:WRITTEN_POSITIONS]
+    table_NK = Sinusoidal(width, halves=True).table(length, torch.device("cpu"))[:length]
     return {"roformer.encoder.embed_positions.weight": table_NK.clone()}
 
 

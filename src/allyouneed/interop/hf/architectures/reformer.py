@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import Tree
-from allyouneed.errors import ConfigError, FolderError
+from allyouneed.errors import FolderError
 from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.rules import Nothing, Rows, Rule, layer, stacked
@@ -80,8 +80,9 @@ def read(fields: Fields, name: str) -> DecoderConfig:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Raise ConfigError: Reformers are not exported."""
-    raise ConfigError("a model with two residual streams cannot be exported")
+    """Return the settings of the table of positions, which is one table here."""
+    assert isinstance(config.positions, LearnedConfig)
+    return {"axial_pos_embds": False, "max_position_embeddings": config.positions.max_length}
 
 
 def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
@@ -124,5 +125,6 @@ REFORMER = Architecture(
     rules=rules,
     write=write,
     prepare=written_out,
+    rewritten=True,
     tied={"lm_head.bias": ("lm_head.decoder.bias",)},
 )
