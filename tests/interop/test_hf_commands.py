@@ -124,8 +124,12 @@ def test_commands_on_an_encoder_without_classes(tmp_path: Path, command: Command
     assert status == 2
     assert "a model without classes has no output" in err
     status, _, err = command("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    assert (status, "BertModel" in err) == (0, True)
+    status, _, err = command(
+        *("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "more", "--quantization", "int8")
+    )
     assert status == 2
-    assert "has no classes" in err
+    assert "--quantization int8: --to hf writes float32, bfloat16, float16; int8 is for --to ctranslate2" in err
 
 
 def test_wrong_paths_and_formats_are_refused(tmp_path: Path, command: CommandRunner) -> None:

@@ -12,11 +12,12 @@ import transformers
 
 from allyouneed.cli import run
 from allyouneed.folder import load_folder
-from allyouneed.interop.hf.load import import_folder
+from allyouneed.interop.hf.load import import_folder, read_folder
+from allyouneed.text.specials import BOS, EOS
 from allyouneed.weights import model_tensors
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from tuning_runs import OTHER, write_labels, write_pairs
+from tuning_runs import OTHER, first_loss, write_labels, write_pairs
 
 pytestmark = pytest.mark.no_shapes
 STEPS = ["--steps", "2", "--set", "train.evaluate_every=0.5"]
@@ -31,6 +32,40 @@ def tuned(folder: Path, *arguments: object) -> Path:
     old, new = (model_tensors(load_folder(folder / name).model) for name in ("ours", "run"))
     assert any(name not in old or not torch.equal(tensor, old[name]) for name, tensor in new.items())
     return folder / "exported"
+
+
+def test_one_token_that_begins_and_ends(tmp_path: Path) -> None:
+    """BART starts targets with its end token, and learns to generate `<s>` first; two ids here, with equal rows."""
+    _, theirs = their.bart(tmp_path / "theirs")
+    files = write_pairs(tmp_path, "other", OTHER)
+    data = ["--train", files[0], "--train", files[1], "--valid", files[0], "--valid", files[1]]
+    exported = tuned(tmp_path, *data, "--set", "train.optimizer.lr=0.05")
+    tokenizer: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(exported / "tokenizer.json"))
+    right, count = 0.0, 0
+    for source, target in OTHER:
+        ids, labels = (torch.tensor([tokenizer(text).input_ids]) for text in (source, target))
+        with torch.no_grad():
+            right += float(theirs(ids, labels=labels).loss) * labels.numel()
+        count += labels.numel()
+    assert first_loss(tmp_path / "run") == pytest.approx(right / count, abs=1e-4)
+    bundle, again = load_folder(tmp_path / "run"), read_folder(exported)
+    table_VD = model_tensors(bundle.model)["source.weight_VD"]
+    assert torch.equal(table_VD[BOS], table_VD[EOS])
+    assert not torch.equal(table_VD[EOS], model_tensors(load_folder(tmp_path / "ours").model)["source.weight_VD"][EOS])
+    assert all(torch.equal(one, model_tensors(again.model)[n]) for n, one in model_tensors(bundle.model).items())
+
+
+def test_a_masked_model_becomes_a_classifier_of_its_architecture(tmp_path: Path) -> None:
+    their.encoder(tmp_path / "theirs", "Nystromformer", "ForMaskedLM")
+    file = write_labels(tmp_path, "labels.tsv", "xyz")
+    exported = tuned(tmp_path, "--task", "classification", "--train", file, "--valid", file)
+    right: Any = transformers.NystromformerForSequenceClassification.from_pretrained(exported).eval()
+    bundle = load_folder(tmp_path / "run")
+    model: Any = bundle.model
+    ids = torch.tensor(transformers.AutoTokenizer.from_pretrained(exported)(["text x 4"]).input_ids)
+    with torch.no_grad():
+        ours = model.classify(torch.tensor(bundle.codec.encode_sources(["text x 4"])))
+        torch.testing.assert_close(ours, right(ids).logits, rtol=0, atol=1e-5)
 
 
 def test_a_translator_with_sentencepiece(tmp_path: Path) -> None:
