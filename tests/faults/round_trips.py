@@ -25,69 +25,30 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 import hf_folders as their
-import spm_folders
 import torch
 import transformers
 from engine_models import program
+from trip_cases import Maker, cases
 
 from allyouneed.cli import run
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.ctranslate2.check import CTranslate2Model
-from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.pipeline import Pipeline, load
 from allyouneed.text.specials import BOS
 from allyouneed.training.log import read_log
 from allyouneed.weights import model_tensors
 
-Maker = Callable[[Path], tuple[Path, Any]]
 STEPS = ("import", "loss", "full", "lora", "hf", "back", "ct2", "onnx")
 CLOSE, BEAM, NEW = 1e-5, 4, 10
 PAIRS = [("the cat ran", "a dog sat"), ("a tree", "the mat"), ("number 42 is fine", "it is number 41"), ("it", "a")]
 HELD_OUT = "the cat ran after the dog"  # one window
 LABELS = ("bad", "so-so", "good")
-
-
-def cases() -> dict[str, Maker]:
-    """Return how to make a folder of each architecture and class."""
-    found: dict[str, Maker] = {
-        "marian (OPUS-MT, .spm)": spm_folders.opus,
-        "pegasus": their.pegasus,
-        "bart": their.bart,
-        "mbart": their.mbart,
-        "m2m_100": their.m2m_100,
-        "led": their.led,
-        "t5 (spiece.model)": spm_folders.t5,
-        "t5 v1.1": partial(their.t5_untied, declared=True),
-        "gpt2": their.gpt2,
-        "opt": their.opt,
-        "llama (tokenizer.model)": spm_folders.llama,
-        "llama (tokenizer.json)": partial(their.llama, tie_word_embeddings=True),
-        "mistral": their.mistral,
-        "mistral (window)": partial(their.like_llama, kind="Mistral", sliding_window=4),
-        "qwen2": their.qwen2,
-        "qwen3": their.qwen3,
-        "gemma": their.gemma,
-        "gemma2": their.gemma2,
-        "gpt_neox": their.gpt_neox,
-        "bloom": their.bloom,
-        "reformer": their.reformer,
-    }
-    kinds = ("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "RoFormer", "Longformer", "BigBird", "FNet")
-    for kind in (*kinds, "Nystromformer"):
-        heads = their.transformers
-        for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"):
-            name = kind + head
-            if hasattr(heads, name) and any(name in one.classes for one in ARCHITECTURES.values()):
-                found[name] = partial(their.encoder, kind=kind, head=head)
-    return found
 
 
 class Refusal(Exception):

@@ -16,6 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from allyouneed.interop.hf.files import KEPT
+
 TEXTS = [
     "the cat sat on the mat and looked at the dog",
     "a dog ran after the cat; the cat ran up a tree",
@@ -314,3 +316,15 @@ def reformer(folder: Path, axial: bool = False) -> tuple[Path, Any]:
         model.lm_head.bias.zero_()
     model.save_pretrained(folder)
     return folder, model
+
+
+def same_vocabulary(first: Path, second: Path) -> None:
+    """Require the same ids of special tokens, and the same files of the tokenizer."""
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    numbers = [{name: tree[name] for name in tree if name.endswith("_token_id")} for tree in configs]
+    assert numbers[0].items() <= numbers[1].items()
+    assert all(value is None for name, value in numbers[1].items() if name not in numbers[0])
+    assert configs[0]["vocab_size"] == configs[1]["vocab_size"]
+    for name in KEPT:
+        if (first / name).exists():
+            assert (second / name).read_bytes() == (first / name).read_bytes(), name

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.hf import files
 from allyouneed.interop.hf.export import export_folder
-from allyouneed.interop.hf.files import KEPT
 from allyouneed.interop.hf.load import import_folder, read_folder
 from allyouneed.models import MODELS, Model
 from allyouneed.shortlist.table import SPECIALS, Shortlist
@@ -219,7 +217,7 @@ def test_round_trip(tmp_path: Path, make: Any) -> None:
     folder, theirs = make(tmp_path / "theirs")
     import_folder(folder, tmp_path / "ours")
     export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
-    same_vocabulary(folder, tmp_path / "again")
+    their.same_vocabulary(folder, tmp_path / "again")
     (name,) = json.loads((tmp_path / "again" / "config.json").read_text())["architectures"]
     again: Any = getattr(transformers, name).from_pretrained(tmp_path / "again").eval()
     ids = torch.tensor([[5, 7, 4, 9]])
@@ -229,56 +227,6 @@ def test_round_trip(tmp_path: Path, make: Any) -> None:
     first, second = read_folder(folder), read_folder(tmp_path / "again")
     assert second.vocabulary.rows == first.vocabulary.rows
     assert second.codec.encode_prompt("the cat sat") == first.codec.encode_prompt("the cat sat")
-
-
-AS_THEY_WERE: dict[str, Any] = {
-    "mistral": their.mistral,
-    "opt": their.opt,
-    "reformer": their.reformer,
-    "led": their.led,
-    "pegasus": their.pegasus,
-    "llama in bfloat16": partial(their.llama, dtype=torch.bfloat16),
-    "RobertaModel": partial(their.encoder, kind="Roberta", head="Model"),
-    "XLMRobertaForMaskedLM": partial(their.encoder, kind="XLMRoberta", head="ForMaskedLM"),
-    "DistilBertForTokenClassification": partial(their.encoder, kind="DistilBert", head="ForTokenClassification"),
-    "RoFormerForMaskedLM": partial(their.encoder, kind="RoFormer", head="ForMaskedLM"),
-    "LongformerForSequenceClassification": partial(their.encoder, kind="Longformer", head="ForSequenceClassification"),
-    "BigBirdModel": partial(their.encoder, kind="BigBird", head="Model"),
-    "FNetModel": partial(their.encoder, kind="FNet", head="Model"),
-    "NystromformerForMaskedLM": partial(their.encoder, kind="Nystromformer", head="ForMaskedLM"),
-}
-
-
-@pytest.mark.parametrize("name", AS_THEY_WERE)
-def test_imports_are_exported_as_they_were(tmp_path: Path, name: str) -> None:
-    """The same class, config and weights, also where our models cannot be exported to that architecture."""
-    folder, theirs = AS_THEY_WERE[name](tmp_path / "theirs")
-    import_folder(folder, tmp_path / "ours")
-    export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
-    old, new = (json.loads((one / "config.json").read_text()) for one in (folder, tmp_path / "again"))
-    assert new == old | ({"axial_pos_embds": False} if name == "reformer" else {})
-    same_vocabulary(folder, tmp_path / "again")
-    again: Any = type(theirs).from_pretrained(tmp_path / "again")
-    right, unread = theirs.state_dict(), ("embed_positions.weight", "position_embeddings.weight")
-    for part, tensor in again.state_dict().items():
-        skipped = 2 if part.endswith(unread) and "pos" in part and not torch.equal(tensor, right[part]) else 0
-        assert tensor.dtype == right[part].dtype
-        if skipped:  # rows that no position reads, or sines
-            torch.testing.assert_close(tensor[skipped:], right[part][skipped:], rtol=0, atol=1e-6)
-        else:
-            assert torch.equal(tensor, right[part]), part
-
-
-def same_vocabulary(first: Path, second: Path) -> None:
-    """Require the same ids of special tokens, and the same files of the tokenizer."""
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
-    numbers = [{name: tree[name] for name in tree if name.endswith("_token_id")} for tree in configs]
-    assert numbers[0].items() <= numbers[1].items()
-    assert all(value is None for name, value in numbers[1].items() if name not in numbers[0])
-    assert configs[0]["vocab_size"] == configs[1]["vocab_size"]
-    for name in KEPT:
-        if (first / name).exists():
-            assert (second / name).read_bytes() == (first / name).read_bytes(), name
 
 
 def test_a_token_that_pads_and_begins_is_exported_as_it_begins(tmp_path: Path) -> None:

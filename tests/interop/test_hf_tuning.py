@@ -1,6 +1,8 @@
 """Import, tune, export: an imported model learns in its own ids, and transformers reads what it has become."""
 
+import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import transformers
 
 from allyouneed.cli import run
 from allyouneed.folder import load_folder
+from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.load import import_folder, read_folder
 from allyouneed.text.specials import BOS, EOS
 from allyouneed.weights import model_tensors
@@ -104,3 +107,41 @@ def test_an_encoder_becomes_a_classifier(tmp_path: Path) -> None:
     with torch.no_grad():
         ours = model.classify(torch.tensor(bundle.codec.encode_sources(["text x 4"])))
         torch.testing.assert_close(ours, right(**batch).logits, rtol=0, atol=1e-5)
+
+
+AS_THEY_WERE: dict[str, Any] = {
+    "mistral": their.mistral,
+    "opt": their.opt,
+    "reformer": their.reformer,
+    "led": their.led,
+    "pegasus": their.pegasus,
+    "llama in bfloat16": partial(their.llama, dtype=torch.bfloat16),
+    "RobertaModel": partial(their.encoder, kind="Roberta", head="Model"),
+    "XLMRobertaForMaskedLM": partial(their.encoder, kind="XLMRoberta", head="ForMaskedLM"),
+    "DistilBertForTokenClassification": partial(their.encoder, kind="DistilBert", head="ForTokenClassification"),
+    "RoFormerForMaskedLM": partial(their.encoder, kind="RoFormer", head="ForMaskedLM"),
+    "LongformerForSequenceClassification": partial(their.encoder, kind="Longformer", head="ForSequenceClassification"),
+    "BigBirdModel": partial(their.encoder, kind="BigBird", head="Model"),
+    "FNetModel": partial(their.encoder, kind="FNet", head="Model"),
+    "NystromformerForMaskedLM": partial(their.encoder, kind="Nystromformer", head="ForMaskedLM"),
+}
+
+
+@pytest.mark.parametrize("name", AS_THEY_WERE)
+def test_imports_are_exported_as_they_were(tmp_path: Path, name: str) -> None:
+    """The same class, config and weights, also where our models cannot be exported to that architecture."""
+    folder, theirs = AS_THEY_WERE[name](tmp_path / "theirs")
+    import_folder(folder, tmp_path / "ours")
+    export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
+    old, new = (json.loads((one / "config.json").read_text()) for one in (folder, tmp_path / "again"))
+    assert new == old | ({"axial_pos_embds": False} if name == "reformer" else {})
+    their.same_vocabulary(folder, tmp_path / "again")
+    again: Any = type(theirs).from_pretrained(tmp_path / "again")
+    right, unread = theirs.state_dict(), ("embed_positions.weight", "position_embeddings.weight")
+    for part, tensor in again.state_dict().items():
+        skipped = 2 if part.endswith(unread) and "pos" in part and not torch.equal(tensor, right[part]) else 0
+        assert tensor.dtype == right[part].dtype
+        if skipped:  # rows that no position reads, or sines
+            torch.testing.assert_close(tensor[skipped:], right[part][skipped:], rtol=0, atol=1e-6)
+        else:
+            assert torch.equal(tensor, right[part]), part
