@@ -10,7 +10,6 @@ import spm_folders as folders
 import torch
 import transformers
 from engine_models import run_alone
-from test_hf_export import same_vocabulary
 from test_hf_import import same_searches, to_theirs
 
 from allyouneed.folder import load_folder
@@ -200,7 +199,7 @@ def test_an_export_is_the_original(name: str, request: pytest.FixtureRequest, tm
     folder, theirs, _ = request.getfixturevalue(name)
     import_folder(folder, tmp_path / "ours")
     export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
-    same_vocabulary(folder, tmp_path / "again")
+    their.same_vocabulary(folder, tmp_path / "again")
     kinds: dict[str, tuple[Any, Any]] = {
         "opus": (transformers.MarianTokenizer, transformers.MarianMTModel),
         "t5": (transformers.T5Tokenizer, transformers.T5ForConditionalGeneration),
