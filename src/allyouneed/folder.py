@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.adapter import merge_adapter
+from allyouneed.adapter import read_adapter
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError, FolderError
@@ -238,7 +238,9 @@ def load_folder(
     codec = _read_codec(sealed, config)
     sha256 = sealed.files[WEIGHTS].sha256
     if adapter is not None:
-        sha256 = merge_adapter(model, sha256, Path(adapter))
+        read = read_adapter(Path(adapter), model, sha256)
+        read.merge(model)
+        sha256 = read.sha256
     listed = _read_shortlist(sealed, codec, config.sizes.target)
     return Bundle(sealed.path, model, codec, config.recipe, card, config.allyouneed, sha256, listed, sealed.files)
 

@@ -16,7 +16,7 @@ from allyouneed.config import parse
 from allyouneed.folder import save_folder
 from allyouneed.models.decoder import Decoder
 from allyouneed.rasp.compiler import compile_file
-from allyouneed.serve import ServeConfig, create_app, open_models
+from allyouneed.serve import ServeConfig, Served, create_app, open_models
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.server import uvicorn_config
 from allyouneed.sizes import Sizes
@@ -99,12 +99,14 @@ def reverser(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running(folders: list[Path], send_buffer: int | None = None, **settings: Any) -> Iterator[tuple[str, Backend]]:
-    """Run a server with two decode workers, and yield its address and its backend."""
+def running(
+    folders: list[Path], send_buffer: int | None = None, models: dict[str, Served] | None = None, **settings: Any
+) -> Iterator[tuple[str, Backend]]:
+    """Run a server with two decode workers, and yield its address and its backend. `models`: instead of folders."""
     config = parse(ServeConfig, {"port": 0, **PATIENT, **settings})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    app = create_app(config, open_models([str(folder) for folder in folders]))
+    app = create_app(config, models or open_models([str(folder) for folder in folders]))
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -31,6 +31,14 @@ Glossaries = Annotated[
     list[str] | None,
     typer.Option("--glossary", help="TSV file of terms that a model must use: FILE, or NAME=FILE. May be repeated."),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        help="Adapter (LoRA) of one of the models, served beside it as another model. NAME=FOLDER sets a "
+        "name. May be repeated.",
+    ),
+]
 Cors = Annotated[list[str] | None, typer.Option(help="Origin whose pages may send requests. May be repeated.")]
 Runs = Annotated[str | None, typer.Option(help="Folder of training runs to show on the page.", show_default="runs")]
 AccessLog = Annotated[str | None, typer.Option(help="Log requests on stderr: text, json or none.", show_default="text")]
@@ -60,6 +68,7 @@ def command(
     allow_host: AllowHost = None,
     languages: Languages = None,
     glossary: Glossaries = None,
+    adapter: Adapters = None,
     keys: Annotated[str | None, typer.Option(help="File of API keys, one per line; requests must send one.")] = None,
     cors: Cors = None,
     runs: Runs = None,
@@ -91,7 +100,8 @@ def command(
     given |= {"keys": keys, "root_path": root_path, "trust_proxy": trust_proxy, "engine": engine, "device": device}
     given |= {"int8": int8 or None, "shortlist": shortlist or None, "workers": workers}
     options = {name: value for name, value in given.items() if value is not None}
-    source = Source(config, options, limit or (), models or (), languages or (), glossary or ())
+    named = (languages or (), glossary or (), adapter or ())
+    source = Source(config, options, limit or (), models or (), *named)
     setup = source.read()
     check_engine(setup.engine, setup.device, setup.shortlist)
     if setup.workers > 1:

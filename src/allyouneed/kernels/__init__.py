@@ -4,6 +4,7 @@
     header.py     the interface, read from kernels.h: structs and functions by name
     steps.py      norms, attention of one query, the best or a sampled token of each row
     products.py   projections of a few rows on packed weights, in float32, half precision or int8
+    adapted.py    the same with an adapter beside the weights
     stack.py      a whole stack of ordinary blocks as one call
     threads.c     a large product shared among threads
 
@@ -14,12 +15,14 @@ Measured on a CPU of 2.8 GHz with AVX-512, one thread: 32 rows through a matrix 
 150), the best of 8,000 tokens for 32 rows 0.17 ms (0.47).
 """
 
+from allyouneed.kernels.adapted import AdaptedMatrix
 from allyouneed.kernels.build import usable
 from allyouneed.kernels.products import KINDS, LinesInt8, OutputLists, Packed, PackedInt8, few_rows, several_threads
 from allyouneed.kernels.steps import add_norm, attend, gather, sample_tokens, top_tokens
 
 __all__ = [
     "KINDS",
+    "AdaptedMatrix",
     "LinesInt8",
     "OutputLists",
     "Packed",

@@ -6,7 +6,9 @@
 
 typedef int64_t i64;
 
-/* Weights packed by `pack` or, for a `kind` of half precision, by `pack_halves`; or by `pack_int8` if `bytes` is set. */
+/* Weights packed by `pack` or, for a `kind` of half precision, by `pack_halves`; or by `pack_int8` if `bytes` is set.
+   An adapter adds (x down^T) up to the product: `down` (rank, inputs) is packed by `pack`, `up` (rank, outputs) is not;
+   `zeros` is the bias of `down`. */
 struct matrix {
     const float *packed;
     i64 kind;
@@ -15,6 +17,8 @@ struct matrix {
     const int32_t *sums;
     const float *bias;
     i64 inputs, outputs;
+    const float *down, *zeros, *up;
+    i64 rank;
 };
 
 /* Layer norm, or RMS norm without beta. */

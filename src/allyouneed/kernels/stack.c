@@ -10,7 +10,7 @@
 
 /* Scratch space of one block; `block_workspace` counts it. */
 struct workspace {
-    float *wide, *read, *update, *normed, *between, *after, *score, *tiles, *scale;
+    float *wide, *read, *update, *normed, *between, *after, *score, *tiles, *thin, *scale;
     uint8_t *bytes;
 };
 
@@ -24,9 +24,14 @@ static i64 most_inputs(const struct block *b) {
     return max_i64(b->inner.inputs, max_i64(b->outer.inputs, max_i64(b->mixed.inputs, b->crossed.inputs)));
 }
 
+static i64 most_rank(const struct block *b) {
+    i64 mixer = max_i64(b->query_key_value.rank, b->mixed.rank), cross = max_i64(b->query.rank, b->crossed.rank);
+    return max_i64(max_i64(mixer, cross), max_i64(b->inner.rank, b->outer.rank));
+}
+
 static i64 block_workspace(const struct block *b, i64 rows, i64 slots) {
     i64 width = b->outer.outputs, read = max_i64(b->mixed.inputs, b->crossed.inputs);
-    return rows * (widest(b) + read + 4 * width + 1) + most_heads(b) * slots + tile_rows(rows) * most_inputs(b) +
+    return rows * (widest(b) + read + 4 * width + most_rank(b) + 1) + most_heads(b) * slots + tile_rows(rows) * most_inputs(b) +
            rows * (most_inputs(b) + 4) / 4 + 1;
 }
 
@@ -48,18 +53,34 @@ static struct workspace split(const struct block *b, i64 rows, i64 slots, float 
     space.after = space.between + rows * width;
     space.score = space.after + rows * width;
     space.tiles = space.score + most_heads(b) * slots;
-    space.scale = space.tiles + tile_rows(rows) * most_inputs(b);
+    space.thin = space.tiles + tile_rows(rows) * most_inputs(b);
+    space.scale = space.thin + rows * most_rank(b);
     space.bytes = (uint8_t *)(space.scale + rows);
     return space;
 }
 
+/* Add the product with the adapter of a matrix. */
+static void adapt(const struct matrix *m, const float *x, float *y, i64 rows, bool relu, struct workspace *space) {
+    project(x, m->down, 0, m->zeros, space->thin, rows, m->inputs, m->rank, m->inputs, false, space->tiles);
+    for (i64 row = 0; row < rows; row++, y += m->outputs) {
+        for (i64 r = 0; r < m->rank; r++) {
+            float one = space->thin[row * m->rank + r];
+            const float *up = m->up + r * m->outputs;
+            for (i64 n = 0; n < m->outputs; n++) y[n] += one * up[n];
+        }
+        if (relu) for (i64 n = 0; n < m->outputs; n++) y[n] = y[n] < 0 ? 0.0f : y[n]; /* keeps NaN */
+    }
+}
+
 static void multiply(const struct matrix *m, const float *x, float *y, i64 rows, bool relu, struct workspace *space) {
+    bool last = relu && !m->rank;
     if (m->bytes) {
         project_int8(x, m->bytes, m->scale, m->sums, m->bias, space->bytes, space->scale, y, rows, m->inputs,
-                     m->outputs, m->inputs, relu);
+                     m->outputs, m->inputs, last);
     } else {
-        project(x, m->packed, m->kind, m->bias, y, rows, m->inputs, m->outputs, m->inputs, relu, space->tiles);
+        project(x, m->packed, m->kind, m->bias, y, rows, m->inputs, m->outputs, m->inputs, last, space->tiles);
     }
+    if (m->rank) adapt(m, x, y, rows, relu, space);
 }
 
 /* The input of a sublayer. */

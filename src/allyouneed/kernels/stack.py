@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allyouneed.kernels.adapted import AdaptedMatrix
 from allyouneed.kernels.build import functions
 from allyouneed.kernels.header import HEADER
 from allyouneed.kernels.products import Packed, PackedInt8
@@ -40,7 +41,7 @@ class Norm:
 class PackedBlock:
     """The weights of a block, packed; `matrices` and `norms` have the field names of `struct block` in kernels.h."""
 
-    matrices: dict[str, Packed | PackedInt8]
+    matrices: dict[str, Packed | PackedInt8 | AdaptedMatrix]
     norms: dict[str, Norm]
     attention: AttentionShape
     cross: AttentionShape | None
@@ -333,7 +334,12 @@ def _heads(attention: AttentionShape | None) -> Any:
     )
 
 
-def _matrix(matrix: Packed | PackedInt8) -> Any:
+def _matrix(matrix: Packed | PackedInt8 | AdaptedMatrix) -> Any:
+    if isinstance(matrix, AdaptedMatrix):
+        struct, down = _matrix(matrix.base), matrix.down
+        struct.down, struct.zeros, struct.rank = down.packed.data_ptr(), down.bias.data_ptr(), down.outputs
+        struct.up = _address(matrix.up_RN, torch.float32)
+        return struct
     shared = {"bias": matrix.bias.data_ptr(), "inputs": matrix.inputs, "outputs": matrix.outputs}
     if isinstance(matrix, Packed):
         return _STRUCTS["matrix"](packed=matrix.packed.data_ptr(), kind=matrix.kind, **shared)

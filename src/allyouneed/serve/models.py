@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from allyouneed.adapter import Adapter, read_adapter
 from allyouneed.decode import SearchConfig
 from allyouneed.decode.align import can_align
 from allyouneed.errors import ConfigError, UserError
@@ -15,6 +16,7 @@ from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
 from allyouneed.pipeline import optimized
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.shared_weights import adapted, has_files, is_current, open_base
 from allyouneed.serve.terms import ServedTerms, read_terms
 from allyouneed.shortlist.build import require_shortlist, translates
 from allyouneed.shortlist.table import Shortlist
@@ -35,6 +37,8 @@ class Served:
     ctranslate2: CTranslate2Engine | None = None  # searches instead of torch
     shortlist: Shortlist | None = None  # restricts searches to likely words
     terms: ServedTerms | None = None  # a glossary for all requests
+    adapter: Adapter | None = None  # of LoRA
+    base: Bundle | None = None  # whose weights it shares
 
     @cached_property
     def splitter(self) -> SentenceSplitter:
@@ -50,6 +54,11 @@ class Served:
         """Return the model with the glossary of a file."""
         terms = None if file is None else read_terms(file, self.bundle, self.ctranslate2 is not None)
         return replace(self, terms=terms)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files of the folder, and of the adapter, are still those that were loaded."""
+        return is_current(self.bundle) and (self.adapter is None or has_files(self.adapter.path, self.adapter.files))
 
     @property
     def about(self) -> str:
@@ -88,28 +97,52 @@ def open_model(
 
     `languages` replace those of its recipe; of a multilingual model, they choose its tags.
     """
-    bundle = load_folder(folder, options.device, compact=not options.ctranslate2, adapter=adapter)
-    if bundle.codec.source is not None and bundle.codec.source.picture is not None:
-        # The name of a file in a request would be opened on the server.
-        raise ConfigError(f"{folder}: reads images from files; only models of texts are served")
-    if bundle.codec.tags and languages is not None:
-        if options.ctranslate2:
-            raise ConfigError(
-                f"{folder}: --engine ctranslate2 cannot begin targets with the tag of a language; use --engine torch"
-            )
-        bundle = replace(bundle, codec=in_languages(bundle, *languages))
     if options.ctranslate2:
-        refuse_shortlist(options.shortlist)
-        if bundle.codec.source is None:
-            raise ConfigError(
-                f"{folder}: --engine ctranslate2 serves translators only, and this is a language model; "
-                "use --engine torch"
-            )
-    engine = CTranslate2Engine(bundle, options.int8) if options.ctranslate2 else None
-    bundle = optimized(bundle, options.int8)
+        return _open_ctranslate2(name, folder, languages, options, adapter)
+    base = bundle = open_base(folder, options.device, options.int8)
+    _refuse_pictures(bundle, folder)
+    read = None
+    if adapter is not None:
+        read = read_adapter(Path(adapter), base.model, base.sha256)
+        bundle = adapted(base, read, options.device, options.int8)
+        read = replace(read, thin={})  # the model has its own
+    if bundle.codec.tags and languages is not None:
+        bundle = replace(bundle, codec=in_languages(bundle, *languages))
     needed = options.shortlist and (bundle.shortlist is not None or translates(bundle))
     listed = require_shortlist(bundle) if needed else None
-    return Served(name, bundle, languages or _languages(bundle), _search(bundle), _created(bundle), engine, listed)
+    pair, search = languages or _languages(bundle), _search(bundle)
+    return Served(name, bundle, pair, search, _created(bundle), None, listed, adapter=read, base=base)
+
+
+def _open_ctranslate2(
+    name: str, folder: str, languages: tuple[str, str] | None, options: ModelOptions, adapter: str | None
+) -> Served:
+    """Load a translator whose searches run in CTranslate2."""
+    bundle = load_folder(folder, options.device)
+    _refuse_pictures(bundle, folder)
+    if bundle.codec.tags and languages is not None:
+        raise ConfigError(
+            f"{folder}: --engine ctranslate2 cannot begin targets with the tag of a language; use --engine torch"
+        )
+    refuse_shortlist(options.shortlist)
+    if bundle.codec.source is None:
+        raise ConfigError(
+            f"{folder}: --engine ctranslate2 serves translators only, and this is a language model; use --engine torch"
+        )
+    read = None if adapter is None else read_adapter(Path(adapter), bundle.model, bundle.sha256)
+    if read is not None:
+        read.merge(bundle.model)
+        bundle = replace(bundle, sha256=read.sha256)
+    engine = CTranslate2Engine(bundle, options.int8)
+    bundle = optimized(bundle, options.int8)
+    pair, search = languages or _languages(bundle), _search(bundle)
+    return Served(name, bundle, pair, search, _created(bundle), engine, adapter=read)
+
+
+def _refuse_pictures(bundle: Bundle, folder: str) -> None:
+    """Raise ConfigError for a model of images: the name of a file in a request would be opened on the server."""
+    if bundle.codec.source is not None and bundle.codec.source.picture is not None:
+        raise ConfigError(f"{folder}: reads images from files; only models of texts are served")
 
 
 def open_models(

@@ -10,15 +10,12 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
-from allyouneed.errors import UserError
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.engine import Engine
 from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.request_record import RequestRecord
 from allyouneed.serve.setup import ModelEntry, Setup
-from allyouneed.storage import read_manifest
 
 log = logging.getLogger(__name__)
 POLL = 0.05  # seconds
@@ -64,7 +61,7 @@ class Reloader:
     async def _current(self, name: str) -> Served | None:
         """Return a model as its folder is now. If that fails, log why and return the model that is served, if any."""
         served, entry = self.backend.models.get(name), self._setup.models[name]
-        if served is not None and self._is_same(name, entry) and await asyncio.to_thread(_is_current, served):
+        if served is not None and self._is_same(name, entry) and await asyncio.to_thread(lambda: served.is_current):
             return await self._with_terms(served, entry)
         try:
             found = await asyncio.to_thread(self._setup.open, name)
@@ -105,12 +102,3 @@ class Reloader:
         # cycles are younger than what `server.py` has frozen, so a collection that visits only the rest finds them.
         del engine
         gc.collect()
-
-
-def _is_current(served: Served) -> bool:
-    """Return True if the folder of a model is unchanged. That of an unfinished run never is."""
-    bundle = served.bundle
-    try:
-        return bundle.step is None and read_manifest(Path(bundle.path)) == bundle.files
-    except (UserError, OSError):
-        return False

@@ -17,8 +17,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from allyouneed.adapter import adapter_config
 from allyouneed.config import Config, override, parse, read_recipe
 from allyouneed.errors import ConfigError, unknown_name
+from allyouneed.folder import folder_recipe
 from allyouneed.serve.config import NOT_LIMITS, ServeConfig
 from allyouneed.serve.models import NAME, ModelOptions, Served, name_models, open_model
 from allyouneed.tasks.translation import LANGUAGE
@@ -98,6 +100,7 @@ class Source:
     models: Sequence[str] = ()  # folder, or name=folder; replace those of the file
     languages: Sequence[str] = ()  # en:de, or name=en:de
     glossaries: Sequence[str] = ()  # file, or name=file
+    adapters: Sequence[str] = ()  # folder, or name=folder; of models above
 
     def read(self) -> Setup:
         """Return the setup, or raise ConfigError."""
@@ -111,6 +114,7 @@ class Source:
             tree["keys"] = _read_keys(tree["keys"], "--keys" if "keys" in self.options else f"{self.file}: keys:")
         tree.setdefault("models", {})
         _set_languages(tree, self.languages)
+        _add_adapters(tree["models"], self.adapters)
         _set_glossaries(tree, self.glossaries)
         return parse(Setup, tree, self.file or "")
 
@@ -157,6 +161,28 @@ def _read_keys(path: str, where: str) -> list[str]:
     if not keys:
         raise ConfigError(f"{where} {path}: contains no key; write one key per line")
     return keys
+
+
+def _add_adapters(models: dict[str, Any], adapters: Sequence[str]) -> None:
+    """Add a model for each adapter `folder` or `name=folder`: the first of the models whose weights it belongs to."""
+    bases = {name: entry for name, entry in models.items() if isinstance(entry, dict) and "folder" in entry}
+    for name, folder in name_models(adapters).items():
+        if name in models:
+            raise ConfigError(
+                f"--adapter {folder}: a model named {name!r} is already served; choose a name: other={folder}"
+            )
+        config = adapter_config(Path(folder))
+        base = next((one for one in bases.values() if _sha256(one["folder"]) == config.base), None)
+        if base is None:
+            raise ConfigError(
+                f"--adapter {folder}: belongs to the weights of {config.folder} (sha256 {config.base[:12]}), which is "
+                "not among the models; serve that model, too"
+            )
+        models[name] = {**base, "adapter": folder}
+
+
+def _sha256(folder: str) -> str:
+    return folder_recipe(folder)[1]
 
 
 def _set_languages(tree: dict[str, Any], pairs: Sequence[str]) -> None:

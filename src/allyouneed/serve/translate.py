@@ -53,9 +53,10 @@ def router(backend: Backend) -> APIRouter:
     return router
 
 
-def _pairs(backend: Backend) -> Pairs:
-    """Return the models that translate. The first model of a pair of languages is used."""
-    return {served.languages: served for served in reversed(backend.models.values()) if served.languages}
+def _pairs(backend: Backend, model: str | None = None) -> Pairs:
+    """Return the models that translate, or only the one of a name. The first model of a pair of languages is used."""
+    chosen = reversed(backend.models.values()) if model is None else [backend.served(model)]
+    return {served.languages: served for served in chosen if served.languages}
 
 
 def _add_translation(router: APIRouter, backend: Backend) -> None:
@@ -65,7 +66,7 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         "/translate",
         openapi_extra=_form_or_json(TranslateRequest),
         response_model_exclude_none=True,
-        responses=error_responses(400, 403, 408, 413, 429, 500, 503, plain=True),
+        responses=error_responses(400, 403, 404, 408, 413, 429, 500, 503, plain=True),
     )
     async def translate(request: Request) -> TranslateResponse:
         """Translate texts from one language into another."""
@@ -75,7 +76,7 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         if body.alternatives >= most:
             raise Refusal(400, f"alternatives: at most {most - 1}", param="alternatives")
         backend.check_texts(texts, "q")
-        found = await cancel_on_disconnect(request, _translate(backend, _pairs(backend), body, texts))
+        found = await cancel_on_disconnect(request, _translate(backend, _pairs(backend, body.model), body, texts))
         single = isinstance(body.q, str)
         best, others = [one.text for one in found], [one.alternatives for one in found]
         detected = [one.detected for one in found if one.detected is not None]

@@ -22,7 +22,10 @@ Term = Annotated[tuple[StrictStr, ...], Field(min_length=1)]  # a source term an
 
 
 class TranslateRequest(Config):
-    """Texts to translate. `glossary`: terms that translations must use. `prefix`: what each of them begins with."""
+    """Texts to translate. `glossary`: terms that translations must use. `prefix`: what each of them begins with.
+
+    `model`: the name of the model that translates; by default the first one of these languages.
+    """
 
     q: Annotated[StrictStr | list[StrictStr], fail_with("should be a text or a list of texts"), NotEmpty]
     source: StrictStr
@@ -31,6 +34,7 @@ class TranslateRequest(Config):
     alternatives: Annotated[int, Field(ge=0)] = 0
     glossary: Annotated[tuple[Term, ...], fail_with("should be a list of [source term, target], in JSON")] = ()
     prefix: StrictStr = ""
+    model: StrictStr | None = None
     api_key: StrictStr | None = None
     secret: StrictStr | None = None  # sent by LibreTranslate's own page; not needed here
 
