@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from allyouneed import kernels
-from helpers import ShapeChecker
+from helpers import CommandRunner, ShapeChecker
 
 hypothesis.settings.register_profile(
     "tests", derandomize=True, deadline=None, max_examples=25, database=None, print_blob=False
@@ -91,3 +91,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         sys.setprofile(before)
         if checker.wrong_names:
             raise AssertionError("\n".join(dict.fromkeys(checker.wrong_names)))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandRunner:
+    """Return a function that runs a command in this process."""
+    return CommandRunner(capsys, monkeypatch, tmp_path / "stdin")

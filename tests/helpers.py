@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from allyouneed import cli
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = str(ROOT / "src" / "allyouneed") + os.sep
 SUFFIX = re.compile(r"^[a-z]\w*?_([A-Z0-9]*[A-Z][A-Z0-9]*)$")
@@ -27,6 +29,21 @@ def shared_data(*parts: str) -> Path:
     if not path.exists():
         pytest.skip(f"no {path}; set ALLYOUNEED_DATA to the folder that holds {'/'.join(parts) or 'the data'}")
     return path
+
+
+class CommandRunner:
+    """Runs a command in this process with text on stdin; returns its status, stdout and stderr."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        self.capsys, self.monkeypatch, self.file = capsys, monkeypatch, file
+
+    def __call__(self, *arguments: object, text: str = "") -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        self.file.write_text(text)
+        with self.file.open() as stdin:
+            self.monkeypatch.setattr("sys.stdin", stdin)
+            status = cli.run([str(argument) for argument in arguments])
+        return status, *self.capsys.readouterr()
 
 
 class ShapeChecker:

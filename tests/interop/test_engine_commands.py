@@ -1,8 +1,7 @@
 """`export`, and `translate`, `evaluate` and `serve` with another engine or in int8, as users call them."""
 
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import of_symbols
 from allyouneed.training import Recipe
+from helpers import CommandRunner
 
 pytestmark = [
     pytest.mark.no_shapes,
@@ -64,24 +64,32 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_folder(folder, built, Codec(target=letters), recipe, ""))
 
 
-def output_of(*arguments: str, stdin: str = TEXTS) -> str:
-    """Run a command and return what it prints."""
-    code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def output_of(command: CommandRunner) -> Callable[..., str]:
+    """Return a function that runs a command and returns what it prints."""
+
+    def run(*arguments: str, stdin: str = TEXTS) -> str:
+        status, out, error = command(*arguments, text=stdin)
+        assert status == 0, error
+        return out
+
+    return run
 
 
 @pytest.mark.parametrize("options", [["--beam", "1"], ["--n-best", "3", "--scores"]], ids=str)
 @pytest.mark.parametrize("kind", ["translator", "decoder"])
-def test_both_engines_print_the_same(kind: str, options: list[str], request: pytest.FixtureRequest) -> None:
+def test_both_engines_print_the_same(
+    kind: str, options: list[str], output_of: Callable[..., str], request: pytest.FixtureRequest
+) -> None:
     command = ["translate", request.getfixturevalue(kind), *options]
     assert output_of(*command, "--engine", "ctranslate2") == output_of(*command)
 
 
 @pytest.mark.parametrize("options", [[], ["--n", "2"]], ids=str)
 @pytest.mark.parametrize("kind", ["translator", "decoder", "language"])
-def test_both_engines_generate_the_same(kind: str, options: list[str], request: pytest.FixtureRequest) -> None:
+def test_both_engines_generate_the_same(
+    kind: str, options: list[str], output_of: Callable[..., str], request: pytest.FixtureRequest
+) -> None:
     command = ["generate", request.getfixturevalue(kind), "--temperature", "0", "--max-length", "30", *options]
     found = output_of(*command, "--engine", "ctranslate2", stdin="forty-one")
     assert found == output_of(*command, stdin="forty-one")
@@ -89,7 +97,7 @@ def test_both_engines_generate_the_same(kind: str, options: list[str], request: 
 
 
 @pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
-def test_generate_with_byte_level_tokens(language: str, engine: str) -> None:
+def test_generate_with_byte_level_tokens(language: str, engine: str, output_of: Callable[..., str]) -> None:
     with torch.no_grad():
         if not kernels.usable(torch.empty(0)):
             pytest.skip("no C compiler: int8 is refused")

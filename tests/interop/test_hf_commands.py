@@ -6,36 +6,16 @@ from pathlib import Path
 import hf_folders as their
 import pytest
 
-from allyouneed.cli import run
 from allyouneed.config import parse
 from allyouneed.folder import load_folder, save_folder
 from allyouneed.pipeline import load
 from allyouneed.training import Recipe
+from helpers import CommandRunner
 
 pytestmark = [
     pytest.mark.no_shapes,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
-
-
-class CommandRunner:
-    """Runs a command in this process with text on stdin; returns its status, stdout and stderr."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-        self.capsys, self.monkeypatch, self.file = capsys, monkeypatch, file
-
-    def __call__(self, *arguments: object, text: str = "") -> tuple[int, str, str]:
-        self.capsys.readouterr()
-        self.file.write_text(text)
-        with self.file.open() as stdin:
-            self.monkeypatch.setattr("sys.stdin", stdin)
-            status = run([str(argument) for argument in arguments])
-        return status, *self.capsys.readouterr()
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandRunner:
-    return CommandRunner(capsys, monkeypatch, tmp_path / "stdin")
 
 
 def test_translating_between_chosen_languages(tmp_path: Path, command: CommandRunner) -> None:
