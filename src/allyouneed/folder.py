@@ -284,6 +284,7 @@ def kind_of(path: Path) -> str | None:
     except FolderError:
         return None
     files |= {WEIGHTS} if f"{WEIGHTS}.index.json" in files else set()  # in several files
+    files |= {"decoder.onnx"} if "encoder.onnx" in files else set()  # an encoder alone
     return next((kind for kind, (_, own) in KINDS.items() if own <= files), None)
 
 

@@ -66,7 +66,7 @@ class Trip:
         kind = self.original.config
         self.paired, self.encoder = kind.is_encoder_decoder, not (kind.is_encoder_decoder or _writes(self.original))
         self._name_specials()
-        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(self.theirs)
+        self.tokenizer: Any = tokenizer_of(self.theirs)
         self.tagged = kind.model_type == "m2m_100"
         self.languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"} if self.tagged else {}
 
@@ -108,7 +108,7 @@ class Trip:
         self._tune("lora", "--set", "train.lora.rank=2")
 
     def _tune(self, out: str, *more: str) -> None:
-        settings = ["--steps", "3", "--set", "train.evaluate_every=0.34", "--set", "train.optimizer.lr=0.01"]
+        settings = ["--steps", "3", "--set", "train.evaluate_every=0.34", "--set", "train.optimizer.lr=0.002"]
         settings += ["--set", "train.average=none"]
         start, run_folder = self.folder / "ours", self.folder / out
         self.command("train", "--from", start, *self._data(), *settings, *more, "--out", run_folder)
@@ -174,7 +174,7 @@ class Trip:
             self._same_files(out, name)
             config = json.loads((out / "config.json").read_text())
             theirs: Any = getattr(transformers, config["architectures"][0]).from_pretrained(out).eval()
-            self._compare(load_folder(self.folder / name), theirs, transformers.AutoTokenizer.from_pretrained(out))
+            self._compare(load_folder(self.folder / name), theirs, tokenizer_of(out))
             self._search(load(self.folder / name), theirs)
 
     def _tuned(self) -> list[str]:
@@ -240,7 +240,7 @@ class Trip:
         """Compare greedy and beam search with `generate`, by text."""
         if self.encoder:
             return
-        config = theirs.generation_config
+        config, config_type = theirs.generation_config, theirs.config.model_type
         never = {config.pad_token_id, config.decoder_start_token_id if self.paired else config.bos_token_id}
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "length_penalty": 0.0}
         settings |= {"bad_words_ids": [[n] for n in never - {config.eos_token_id, None}] or None}
@@ -248,6 +248,8 @@ class Trip:
         for text in their.SENTENCES:
             for beam in (1, BEAM) if self.paired else (1,):
                 given = self._inputs(text)
+                if config_type == "reformer" and given["input_ids"].shape[1] + NEW > 24:
+                    continue  # hashed there
                 if self.paired and self.tagged:
                     settings["forced_bos_token_id"] = self.tokenizer.convert_tokens_to_ids("deu_Latn")
                 row = theirs.generate(**given, num_beams=beam, **settings)[0].tolist()
@@ -271,8 +273,14 @@ class Trip:
             one, two = load_folder(self.folder / name), load_folder(again)
             assert one.codec.same_ids_as(two.codec), f"{name}: other ids"
             old, new = model_tensors(one.model), model_tensors(two.model)
-            other = [key for key in {**old, **new} if key not in old or key not in new or not same(old[key], new[key])]
+            assert old.keys() == new.keys()
+            other = [key for key in old if not self._same(old[key], new[key])]
             assert not other, f"{name}: {', '.join(other[:4])}"
+
+    def _same(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Return whether tensors have the same bits; T5's queries are scaled, Gemma's norms shifted: one rounding."""
+        rounded = self.original.config.model_type in ("t5", "gemma", "gemma2")
+        return torch.allclose(one, two, rtol=2.4e-7, atol=1.2e-7) if rounded else torch.equal(one, two)
 
     # --- engines ---
 
@@ -306,21 +314,39 @@ class Trip:
         name, out = self._tuned()[-1], self.folder / "onnx"
         self.command("export", self.folder / name, "--to", "onnx", "--out", out)
         ours, text = load(self.folder / name), their.SENTENCES[0]
-        command = [sys.executable, "-c", program(out)]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=out, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
+        if self.encoder and not ours.codec.classes:
+            vector = torch.tensor(json.loads(self._program(out, text)))
+            torch.testing.assert_close(vector, ours.embed([text])[0].vector_D, rtol=0, atol=CLOSE)
+            return
+        said = self._program(out, text)
+        if self.encoder:
+            assert said.split() == ours.classify([text])[0].split()
+            return
         taken = 0 if self.paired else len(ours.codec.encode_prompt(text)) - 1
         longest = min(100, (ours.model.longest or 200) - taken)
         if self.paired:
             (right,) = ours.translate([text], sentences="never", beam=1, max_length=longest, length_penalty=0.0)
         else:
             right = ours.generate(text, temperature=0, max_length=longest)
-        assert done.stdout.split() == right.split(), f"{done.stdout!r}, ours {right!r}"
+        assert said.split() == right.split(), f"{said!r}, ours {right!r}"
+
+    def _program(self, out: Path, text: str) -> str:
+        """Return what the program of an export's README prints."""
+        command = [sys.executable, "-c", program(out)]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=out, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
-def same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Return whether tensors have the same bits."""
-    return one.shape == two.shape and torch.equal(one, two)
+def tokenizer_of(folder: Path) -> Any:
+    """Return the tokenizer of a folder. AutoTokenizer ignores the splitter of tokenizer.json for some architectures."""
+    settings = (
+        json.loads((folder / "tokenizer_config.json").read_text())
+        if (folder / "tokenizer_config.json").exists()
+        else {}
+    )
+    fast = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
+    return (transformers.PreTrainedTokenizerFast if fast else transformers.AutoTokenizer).from_pretrained(folder)
 
 
 def _writes(model: Any) -> bool:

@@ -10,6 +10,7 @@ from allyouneed.config import Config
 from allyouneed.errors import ConfigError
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder import Encoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 
 BLOCKS = {"type", "width", "hidden", "norm", "normalisation", "feedforward", "feedforward_bias", "epsilon", "dropout"}
@@ -34,7 +35,6 @@ def require_supported(model: Model, engine: str, mechanisms: dict[str, set[str]]
     if not isinstance(model, EncoderDecoder | Decoder):
         raise ConfigError(f"{engine}: model.type {model.config.type} is not supported; use encoder-decoder or decoder")
     config = model.config
-    _require_fields(config, MODEL, f"{engine}: model")
     mixers: dict[str, Any] = {"mixer": config.mixer}
     if isinstance(model, EncoderDecoder):
         mixers |= {"encoder_mixer": model.config.encoder_mixer, "cross": model.config.cross}
@@ -43,6 +43,19 @@ def require_supported(model: Model, engine: str, mechanisms: dict[str, set[str]]
             if mixer is not None:
                 _require_kind(mixer, mechanisms, f"{engine}: model.{name}")
     _require_kind(config.positions, POSITIONS, f"{engine}: model.positions")
+    _require_fields(config, MODEL, f"{engine}: model")
+    return model
+
+
+def require_supported_encoder(model: Model, engine: str, mechanisms: dict[str, set[str]]) -> Encoder:
+    """Return the model. Raise ConfigError if a type or setting is neither listed here nor in `mechanisms`."""
+    if not isinstance(model, Encoder):
+        raise ConfigError(f"{engine}: model.type {model.config.type} is not supported; use encoder")
+    config = model.config
+    for mixer in config.mixer if isinstance(config.mixer, list) else [config.mixer]:
+        _require_kind(mixer, mechanisms, f"{engine}: model.mixer")
+    _require_kind(config.positions, POSITIONS, f"{engine}: model.positions")
+    _require_fields(config, MODEL | {"pool", "transform", "segments", "projection"}, f"{engine}: model")
     return model
 
 

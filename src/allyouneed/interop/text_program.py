@@ -36,7 +36,9 @@ def library_of(codec: Codec) -> str:
 def write_spm_files(codec: Codec, folder: Path) -> None:
     """Write the SentencePiece models of both sides, which the program opens, if the codec has such."""
     if library_of(codec) == "sentencepiece":
-        for name, tokenizer in zip(SPM_FILES, (codec.source or codec.target, codec.target), strict=True):
+        for name, tokenizer in zip(
+            SPM_FILES, (codec.source or codec.target, codec.target or codec.source), strict=True
+        ):
             assert tokenizer is not None
             (folder / name).write_bytes(tokenizer.spm_proto())
 
@@ -47,7 +49,7 @@ def text_functions(codec: Codec, ids: bool = False) -> str:
 
 
 def _tokenizers(codec: Codec, ids: bool) -> str:
-    same = codec.source is codec.target or codec.source is None
+    same = codec.source is codec.target or codec.source is None or codec.target is None
     target = "source" if same else 'Tokenizer.from_file("tokenizer.target.json")'
     opening = f"""from tokenizers import Tokenizer
 
@@ -83,7 +85,7 @@ def text_of(tokens):
 
 
 def _sentencepiece(codec: Codec, ids: bool) -> str:
-    if codec.source is not codec.target and codec.source is not None:  # Marian
+    if codec.source is not codec.target and codec.source is not None and codec.target is not None:  # Marian
         encoded = """    tag = text[: text.index("<<") + 2] if text.startswith(">>") and "<<" in text else ""
     return [tag] * bool(tag) + source.encode(text[len(tag) :], out_type=str)"""
         decoded = 'target.decode(words).replace("\\u2581", " ").strip()'

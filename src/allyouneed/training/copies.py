@@ -13,7 +13,7 @@ from torch import nn
 from allyouneed.text.codec import Codec
 from allyouneed.text.origin import Origin
 
-TABLES, BIAS = ("source.weight_VD", "target.weight_VD"), "head.bias_V"
+TABLES, BIAS = ("source.weight_VD", "target.weight_VD", "head.weight_VD"), "head.bias_V"
 
 
 def join_gradients(model: nn.Module, codec: Codec) -> None:
@@ -21,7 +21,8 @@ def join_gradients(model: nn.Module, codec: Codec) -> None:
     if (origin := codec.origin) is None or not origin.hidden:
         return
     for name, weight in model.named_parameters():
-        rows = _first_rows(weight.grad) if name in (*TABLES, BIAS) else None
+        of_tokens = name in (*TABLES, BIAS) and len(weight) == len(origin.theirs)  # not of classes
+        rows = _first_rows(weight.grad) if of_tokens else None
         if rows is not None and name == BIAS:
             rows[sorted(origin.hidden)] = 0
         elif rows is not None:

@@ -12,11 +12,14 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.check_inputs import LONGEST, NO_TEXTS, framed, random_rows, stage_name, task_texts
 from allyouneed.interop.export_notes import shortlist_note
 from allyouneed.interop.onnx.check import Prompt, check_folder
+from allyouneed.interop.onnx.encoder import FILE as ENCODER
+from allyouneed.interop.onnx.encoder import check_encoder, encoder_graph, encoder_program
 from allyouneed.interop.onnx.transformer import graphs_of
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.interop.progress import ReportProgress, no_progress
 from allyouneed.interop.text_program import library_of, text_functions, write_spm_files
 from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder import Encoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
 from allyouneed.text.specials import BOS, EOS
@@ -30,15 +33,22 @@ def export_folder(bundle: Bundle, out: Path, report: ReportProgress = no_progres
     require_safe_output(out, bundle.path, "onnx")
     if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
         raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install 'allyouneed[onnx]'")
-    if bundle.codec.classes is not None or bundle.codec.target is None:
-        raise ConfigError("onnx: a model that outputs classes cannot be exported; one that outputs text can")
-    graphs = graphs_of(bundle.model)
+    encodes = isinstance(bundle.model, Encoder) and bundle.codec.source is not None
+    if not encodes and (bundle.codec.classes is not None or bundle.codec.target is None):
+        raise ConfigError(
+            f"onnx: a model of type {bundle.model.config.type} that outputs classes is not supported; an encoder is, "
+            "and a model that outputs text"
+        )
+    graphs = {ENCODER: encoder_graph(bundle.model)} if encodes else graphs_of(bundle.model)
     with new_folder(out) as folder:
         for name, graph in graphs.items():
             (folder / name).write_bytes(graph.model().SerializeToString())
         texts = task_texts(bundle)
         report(0.0, stage_name(texts))
-        notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), report)
+        if encodes:
+            notes = check_encoder(folder, bundle, texts)
+        else:
+            notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), report)
         notes += shortlist_note(bundle, "the graphs compute the logits of all words")
         bundle.codec.save(folder)
         write_spm_files(bundle.codec, folder)
@@ -70,11 +80,19 @@ def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
 def card(bundle: Bundle) -> str:
     """Return README.md: a description, and a program that runs the model."""
     about = str(bundle.recipe.get("about", ""))
-    return f"""# A model for ONNX runtimes
+    start = f"""# A model for ONNX runtimes
 
 {about}
 
-Written by allyouneed {__version__}; `pip install onnxruntime {library_of(bundle.codec)} numpy` is all it needs. Its
+Written by allyouneed {__version__}; `pip install onnxruntime {library_of(bundle.codec)} numpy` is all it needs. """
+    if isinstance(bundle.model, Encoder):
+        return f"""{start}Run
+this in the folder: it prints an answer, or a normalised mean vector, for each line.
+
+```python
+{encoder_program(bundle.codec, bundle.model.longest_source)}```
+"""
+    return f"""{start}Its
 state is explicit: pass the outputs `present_*` of `decoder.onnx` as `past_*` in the next step. Run this (greedy search)
 in the folder:
 

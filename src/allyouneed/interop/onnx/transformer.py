@@ -50,7 +50,7 @@ Kept = dict[str, str]  # inputs and outputs of a step, by external name
 
 
 def graphs_of(model: Model) -> dict[str, Graph]:
-    """Return the graphs of a model by file name."""
+    """Return the graphs of a model that generates, by file name."""
     model = require_supported(model, "onnx", KNOWN)
     if isinstance(model, EncoderDecoder) and not len(model.decoder.blocks):
         raise ConfigError("onnx: model.decoder_layers 0 is not supported; at least one layer must read the source")
@@ -62,7 +62,7 @@ def _encoder(model: EncoderDecoder) -> Graph:
     g = Graph("encoder")
     source, valid = g.input("source", int, ["B", "S"]), g.input("valid", bool, ["B", "S"])
     place = g.counted(g.constant(0), g.size(source, 1))
-    run = _Run(g, place, place, g.unsqueeze(valid, 1, 2), {"valid": valid})
+    run = Operations(g, place, place, g.unsqueeze(valid, 1, 2), {"valid": valid})
     x = run.stack(model.encoder, run.embedding(model.source, source))
     for number, mixer in enumerate(_mixers(model.decoder, "cross")):
         made = run.remembered(mixer, x)
@@ -99,7 +99,7 @@ def _decoder(model: EncoderDecoder | Decoder) -> Graph:
     return g
 
 
-def _begin(g: Graph, model: EncoderDecoder | Decoder, tokens: str, kept: Kept) -> "_Run":
+def _begin(g: Graph, model: EncoderDecoder | Decoder, tokens: str, kept: Kept) -> "Operations":
     """Start a run of the decoder. The number of earlier tokens is that of the keys or, without keys, an input."""
     new = g.size(tokens, 1)
     grown = next((name for name in kept if name.startswith("past_") and name.endswith("_key")), None)
@@ -107,12 +107,12 @@ def _begin(g: Graph, model: EncoderDecoder | Decoder, tokens: str, kept: Kept) -
         before = g.size(grown, 2)
         after = g("Add", before, new)
         query, key = g.counted(before, after), g.counted(g.constant(0), after)
-        return _Run(g, query, key, g("LessOrEqual", g.unsqueeze(key, 0), g.unsqueeze(query, 1)), kept)
+        return Operations(g, query, key, g("LessOrEqual", g.unsqueeze(key, 0), g.unsqueeze(query, 1)), kept)
     place = g.counted(g.constant(0), new)
     if model.target.position is not None:
         seen = g.input("past_seen", int, ["B"])
         place, kept["present_seen"] = g("Add", g.unsqueeze(seen, 1), place), g("Add", seen, new)
-    return _Run(g, place, "", "", kept)
+    return Operations(g, place, "", "", kept)
 
 
 def _mixers(stack: Stack, kind: str) -> list[nn.Module]:
@@ -132,7 +132,7 @@ def _kept_by(mixer: nn.Module, length: str) -> dict[str, Shape]:
     return {name: ["B", mixer.forth.width] for name in ("hc" if mixer.forth.kind == "lstm" else "h")}
 
 
-class _Run:
+class Operations:
     """The operations of one graph: positions, masks, and the state between calls."""
 
     def __init__(self, g: Graph, query_place: str, key_place: str, visible: str, kept: Kept) -> None:
@@ -159,11 +159,14 @@ class _Run:
         x = g("Gather", g.weight(layer.weight_VD), tokens)
         if layer.scale != 1:
             x = g("Mul", x, g.constant(layer.scale))
+        if layer.segment_ND is not None:
+            x = g("Add", x, g.constant(_numbers(layer.segment_ND[0])))
         if layer.position is not None:
             rows = layer.position.table_ND.shape[0] if isinstance(layer.position, Learned) else TABLE
             table = g.constant(_numbers(layer.position.table(rows, torch.device("cpu"))[:rows]))
             x = g("Add", x, g("Gather", table, self.query_place))
-        return x if layer.norm is None else self.norm(layer.norm, x)
+        x = x if layer.norm is None else self.norm(layer.norm, x)
+        return x if layer.project is None else self.linear(layer.project, x)
 
     def stack(self, stack: Stack, x: str) -> str:
         """Apply all blocks."""
@@ -216,18 +219,21 @@ class _Run:
         x = self.linear(layer.inner, x)
         if layer.gated:
             gate, value = g.parts(x, hidden, hidden)
-            return self.linear(layer.outer, g("Mul", self._function(layer, gate), value))
-        return self.linear(layer.outer, self._function(layer, x))
+            return self.linear(layer.outer, g("Mul", self.function(layer.function, gate), value))
+        return self.linear(layer.outer, self.function(layer.function, x))
 
-    def _function(self, layer: FeedForward, x: str) -> str:
+    def function(self, function: Callable[[Tensor], Tensor], x: str) -> str:
+        """Apply an activation."""
         g = self.g
-        if layer.function is FUNCTIONS["relu"]:
+        if function is torch.tanh:
+            return g("Tanh", x)
+        if function is FUNCTIONS["relu"]:
             return g("Relu", x)
-        if layer.function is FUNCTIONS["silu"]:
+        if function is FUNCTIONS["silu"]:
             return g("Mul", x, g("Sigmoid", x))
-        if layer.function is FUNCTIONS["gelu"]:
+        if function is FUNCTIONS["gelu"]:
             return g("Gelu", x)
-        assert layer.function is FUNCTIONS["gelu-tanh"]
+        assert function is FUNCTIONS["gelu-tanh"]
         return g("Gelu", x, approximate="tanh")
 
     def itself(self, mixer: nn.Module, number: int, x: str) -> str:
