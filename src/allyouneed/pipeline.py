@@ -17,7 +17,7 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.decode import Answer, SampleConfig, Scored, sample
-from allyouneed.decode.choice import Selection, choose
+from allyouneed.decode.choice import DecisionRule, choose
 from allyouneed.decode.embed import Pool, TextVector, embed, longest_text, readable_ids
 from allyouneed.decode.minimum_risk import RiskConfig
 from allyouneed.decode.rerank import Reverse
@@ -163,7 +163,9 @@ class Pipeline(Bundle):
         """
         require_source(self, "translate")
         codec = in_languages(self, source_language, target_language)
-        choice = Selection(_risk(settings.pop("mbr", None)), self._reverse(settings, source_language, target_language))
+        choice = DecisionRule(
+            _risk(settings.pop("mbr", None)), self._reverse(settings, source_language, target_language)
+        )
         config = search_config(self, {**settings, "n_best": n_best})
         choice.check(codec, config, constrained=glossary is not None or any(prefixes), shortlist=shortlist)
         listed = require_shortlist(self) if shortlist else None

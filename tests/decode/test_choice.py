@@ -11,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from allyouneed.decode import Answer, SampleConfig, SearchConfig, sample, score, search
-from allyouneed.decode.choice import Selection
+from allyouneed.decode.choice import DecisionRule
 from allyouneed.decode.ensemble import Ensemble
 from allyouneed.decode.minimum_risk import RiskConfig, least_risk, sampled
 from allyouneed.decode.rerank import Reverse, rerank
@@ -202,11 +202,11 @@ def test_choices_that_do_not_go_together() -> None:
     model, codec = translator(1)
     risk, reverse, config = RiskConfig(n=4), Reverse(model, codec), SearchConfig()
     for choice, given, message in (
-        (Selection(risk, reverse), (config, False, False), "two ways to choose"),
-        (Selection(risk), (config, True, False), "cannot be constrained"),
-        (Selection(risk), (config, False, True), "remove shortlist"),
-        (Selection(risk), (SearchConfig(beam=8, n_best=8), False, False), "n_best 8 is more than the 4 candidates"),
-        (Selection(None, reverse), (SearchConfig(beam=1), False, False), "a beam of at least 2"),
+        (DecisionRule(risk, reverse), (config, False, False), "two ways to choose"),
+        (DecisionRule(risk), (config, True, False), "cannot be constrained"),
+        (DecisionRule(risk), (config, False, True), "remove shortlist"),
+        (DecisionRule(risk), (SearchConfig(beam=8, n_best=8), False, False), "n_best 8 is more than the 4 candidates"),
+        (DecisionRule(None, reverse), (SearchConfig(beam=1), False, False), "a beam of at least 2"),
     ):
         with pytest.raises(ConfigError, match=message):
             choice.check(codec, *given)

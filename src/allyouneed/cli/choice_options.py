@@ -8,7 +8,7 @@ import typer
 from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allyouneed.decode.choice import Selection
+    from allyouneed.decode.choice import DecisionRule
     from allyouneed.folder import Bundle
 
 With = Annotated[
@@ -91,11 +91,11 @@ class ChoiceOptions:
 
     def choice(
         self, device: str, int8: bool, source_language: str | None = None, target_language: str | None = None
-    ) -> "Selection":
+    ) -> "DecisionRule":
         """Return the choice. The languages are those of the translation."""
         from allyouneed.cli.model_options import open_model
         from allyouneed.config import parse
-        from allyouneed.decode.choice import Selection
+        from allyouneed.decode.choice import DecisionRule
         from allyouneed.decode.minimum_risk import RiskConfig
         from allyouneed.evaluation.settings import reverse_of
 
@@ -104,7 +104,7 @@ class ChoiceOptions:
             asked = {"n": self.mbr, "candidates": self.mbr_from, "utility": self.utility, **self.samples.given}
             risk = parse(RiskConfig, {name: value for name, value in asked.items() if value is not None}, "--mbr")
         if self.reverse is None:
-            return Selection(risk)
+            return DecisionRule(risk)
         weight = 1.0 if self.reverse_weight is None else self.reverse_weight
         back: Bundle = open_model(self.reverse, device, int8=int8)
-        return Selection(None, reverse_of(back, weight, source_language, target_language))
+        return DecisionRule(None, reverse_of(back, weight, source_language, target_language))

@@ -50,7 +50,7 @@ from allyouneed.errors import ConfigError
 if TYPE_CHECKING:
     from allyouneed.cli.progress import LineMeter
     from allyouneed.decode import Answer, SearchConfig
-    from allyouneed.decode.choice import Selection
+    from allyouneed.decode.choice import DecisionRule
     from allyouneed.decode.sentences import Translate
     from allyouneed.documents.pieces import Document
     from allyouneed.folder import Bundle
@@ -162,7 +162,7 @@ class _Work:
 
     bundle: "Bundle"
     search: "SearchConfig"
-    choice: "Selection"
+    choice: "DecisionRule"
     rules: OutputRules
     shortlist: "Shortlist | None"
     engine: str

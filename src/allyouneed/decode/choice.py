@@ -15,7 +15,7 @@ from allyouneed.text.glossary import Constraint
 
 
 @dataclass(frozen=True)
-class Selection:
+class DecisionRule:
     """How a translation is chosen. Without settings: by the search."""
 
     risk: RiskConfig | None = None
@@ -45,7 +45,7 @@ def choose(
     codec: Codec,
     texts: Sequence[str],
     config: SearchConfig,
-    choice: Selection,
+    choice: DecisionRule,
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
     constraints: Sequence[Constraint] | None = None,
