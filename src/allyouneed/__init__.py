@@ -4,9 +4,9 @@
 sets how OpenMP's threads wait (`openmp.py`), which has an effect only before torch is imported.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from allyouneed.openmp import wait_passively
 from allyouneed.version import __version__
@@ -14,6 +14,8 @@ from allyouneed.version import __version__
 if TYPE_CHECKING:
     from allyouneed.pipeline import Pipeline
     from allyouneed.training import Recipe
+
+    Files = str | Path | Sequence[Any] | Mapping[str, Any]  # corpora: names, tables, or lists of them (docs/data.md)
 
 __all__ = ["__version__", "load", "train"]
 
@@ -42,9 +44,14 @@ def load(
 
 
 def train(
-    recipe: "str | Path | Recipe",
+    recipe: "str | Path | Recipe | None",
     out: str | Path,
     *,
+    start: str | Path | None = None,
+    task: str | None = None,
+    train: "Files | None" = None,
+    valid: "Files | None" = None,
+    test: "Files | None" = None,
     minutes: float | None = None,
     steps: int | None = None,
     tokens: int | None = None,
@@ -59,8 +66,13 @@ def train(
     `recipe` is a path, the name of a built-in recipe, or a `Recipe`. The settings are those of `allyouneed train`: at
     most one budget (`minutes`, `steps`, `tokens` or `flops`), and dotted settings such as `sets=["model.layers=3"]`.
     `progress` shows a progress bar on standard error, or lines if that is not a terminal.
-    """
-    from allyouneed.training.api import train_recipe
 
-    budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    return load(train_recipe(recipe, out, budget, seed, sets, device, progress), device=device)
+    `start`: a model folder whose weights the run starts from, with its model, tokenizers and recipe, as with `train
+    --from` (docs/tuning.md). `recipe` may then be None, and needs no section for the model. `train`, `valid` and `test`
+    are the data, as a recipe has them; `task` is another type of task.
+    """
+    from allyouneed.training.api import changes, task_changes, train_recipe
+
+    given = changes({"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}, seed)
+    given |= task_changes(task, {"train": train, "valid": valid, "test": test})
+    return load(train_recipe(recipe, out, given, sets, device, progress, start), device=device)

@@ -87,9 +87,10 @@ def _task_and_model(
         raise ConfigError("nothing to train: give a recipe, or --task and --model; `allyouneed list` shows them")
     if start is not None and model is not None:
         raise ConfigError("--from takes its model from the folder; drop --model")
-    data: dict[str, Any] = {split: _corpora(names) for split, names in files.items() if names}
-    data |= {} if task is None else {"type": task}
-    return ({"task": data} if data else {}) | ({} if model is None else {"model": {"type": model}})
+    from allyouneed.training.api import task_changes
+
+    data = task_changes(task, {split: _corpora(names) for split, names in files.items() if names})
+    return data | ({} if model is None else {"model": {"type": model}})
 
 
 def _corpora(names: list[str]) -> Any:

@@ -8,6 +8,7 @@ A folder that was never trained here (an imported one) has no training settings.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from allyouneed.config import Tree, merge, override, read_recipe
@@ -18,7 +19,7 @@ from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.vit import ViTConfig
 from allyouneed.tasks import TASKS
 from allyouneed.text.codec import Codec
-from allyouneed.training.recipe import TrainConfig
+from allyouneed.training.recipe import Recipe, TrainConfig
 from allyouneed.training.recipe_files import find_recipe
 
 # Small steps, so that what the model has learnt is kept.
@@ -31,22 +32,30 @@ STEP_TOKENS = 4096  # of a language model
 LENGTHS = ("max_length", "context")  # settings of tasks that the positions of a model bound
 
 
-def tuning_recipe(start: str, file: str | None, given: Tree, sets: Sequence[str] = ()) -> Tree:
+def tuning_recipe(start: str, recipe: str | Path | Recipe | None, given: Tree, sets: Sequence[str] = ()) -> Tree:
     """Return the values of a recipe that starts from a model folder.
 
-    `file`: a recipe whose sections replace those of the folder. `given`: what the command line sets. `sets`: overrides
+    `recipe`: one whose sections replace those of the folder. `given`: what the command line sets. `sets`: overrides
     that are applied later, and are only checked here.
     """
     config, codec = folder_head(start)
     _refuse_tokenizer(override(given, sets))
     own = without_none(config.recipe)
-    read = {} if file is None else read_recipe(find_recipe(file))
+    read = _sections(recipe)
     _refuse_tokenizer(read)
     tree = {**own, **read, "model": merge(config.model.model_dump(mode="json"), read.get("model", {}))}
     above = override(given, [one for one in sets if one.startswith("task.")])
     if "task" in read or above.get("task", {}).keys() & {"type", "train"}:
         tree = _on_other_data(tree, own, read, above, config, codec)
     return {**tree, "start": {"folder": start, "sha256": folder_recipe(start)[1]}}
+
+
+def _sections(recipe: str | Path | Recipe | None) -> Tree:
+    """Return the sections of a recipe: of an object, what was set in it."""
+    if isinstance(recipe, Recipe):
+        tree = without_none(recipe.model_dump(mode="json", exclude_unset=True))
+        return tree | {part: {**tree[part], "type": getattr(recipe, part).type} for part in ("task", "model")}
+    return {} if recipe is None else read_recipe(find_recipe(str(recipe)))
 
 
 def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: FolderConfig, codec: Codec) -> Tree:
