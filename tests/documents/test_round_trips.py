@@ -3,6 +3,7 @@
 The oracles are other readers: html.parser, babel, expat, markdown-it, and regular expressions for placeholders.
 """
 
+import codecs
 import io
 import random
 import re
@@ -17,6 +18,7 @@ from markdown_it import MarkdownIt
 from random_translator import random_translator, translated
 
 from allyouneed.documents.files import read_document
+from allyouneed.documents.srt_document import in_lines
 
 WORDS = [
     "two",
@@ -188,6 +190,33 @@ def test_xliff_keeps_its_inline_elements() -> None:
             assert "".join(second.itertext()).count("%s") == 1
 
 
+@pytest.mark.parametrize("encoding", ["UTF-8", "ISO-8859-1", "windows-1252", "UTF-16", "UTF-16LE", "gb18030"])
+@pytest.mark.parametrize("kind", ["xliff", "docx"])
+def test_xml_in_any_encoding(kind: str, encoding: str) -> None:
+    head, text = f'<?xml version="1.0" encoding="{encoding}"?>', "Größe 12 µm"
+
+    def written(content: str) -> bytes:
+        mark = codecs.BOM_UTF16_LE if encoding == "UTF-16LE" else b""
+        return mark + f"{head}{content.split('?>', 1)[-1]}".encode(encoding)
+
+    if kind == "xliff":
+        source = written(XLIFF % f"<trans-unit id='1'><source>{text}</source></trans-unit>")
+    else:
+        body = f"<w:document {WORD}><w:body>{'<w:p>' + RUN.format('', text) + '</w:p>'}</w:body></w:document>"
+        source = docx("", content=written(body))
+    document = read_document(source, kind, "x")
+    assert document.units == [text]
+    raw, _ = translated(document, lambda one: one.replace("Größe", "Maß"))
+    if kind == "docx":
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            raw = archive.read("word/document.xml")
+            assert "".join(ET.fromstring(raw.decode()).itertext()) == "Maß 12 µm"
+            return
+    found = raw.decode("UTF-16" if encoding.startswith("UTF-16") else encoding)
+    assert found.startswith(head)
+    assert f"<source>{text}</source><target>Maß 12 µm</target>" in found
+
+
 def test_markdown_keeps_its_structure() -> None:
     choose = random.Random(5)
     parts = [
@@ -229,13 +258,14 @@ def test_markdown_keeps_its_structure() -> None:
 WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 
 
-def docx(body: str, doctype: str = "", **more: bytes) -> bytes:
+def docx(body: str, doctype: str = "", content: bytes | None = None, **more: bytes) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("[Content_Types].xml", "<Types/>")
-        archive.writestr("word/document.xml", f"{doctype}<w:document {WORD}><w:body>{body}</w:body></w:document>")
-        for name, content in more.items():
-            archive.writestr(name, content)
+        own = f"{doctype}<w:document {WORD}><w:body>{body}</w:body></w:document>"
+        archive.writestr("word/document.xml", own if content is None else content)
+        for name, raw in more.items():
+            archive.writestr(name, raw)
     return buffer.getvalue()
 
 
@@ -281,6 +311,30 @@ def test_srt_keeps_times_and_lines(end: str) -> None:
         assert re.findall(".*-->.*", text) == re.findall(".*-->.*", source)
         assert (text.count("<i>"), text.count("</i>"), text.count("7")) >= (1, 1, 1)
         assert Counter(re.findall("</?i>", text)) == {"<i>": 1, "</i>": 1}
+
+
+def closest_cuts(text: str, count: int) -> list[str]:
+    """Return a text in lines: one cut at a time, at the blank outside of tags that is nearest to an equal share."""
+    lines, rest = [], text
+    for left in range(count, 1, -1):
+        blanks = [match.start() for match in re.finditer(r" (?![^<>]*>)", rest)]
+        if not blanks:
+            break
+        cut = min(blanks, key=lambda place: abs(place - len(rest) / left))
+        lines.append(rest[:cut])
+        rest = rest[cut + 1 :]
+    return [*lines, rest]
+
+
+def test_lines_of_a_cue_are_about_equally_long() -> None:
+    assert in_lines("two big dogs run over <i class='a b'>the hill</i>", 2) == [
+        "two big dogs run over",
+        "<i class='a b'>the hill</i>",
+    ]
+    choose = random.Random(1)
+    for _ in range(2000):
+        text, count = "".join(choose.choices("ab   <>", k=choose.randrange(25))), choose.randrange(1, 7)
+        assert in_lines(text, count) == closest_cuts(text, count)
 
 
 def test_30_sentences_come_back_as_30() -> None:

@@ -6,6 +6,7 @@ of the archive is copied.
 """
 
 import io
+import lzma
 import re
 import zipfile
 import zlib
@@ -18,7 +19,8 @@ from allyouneed.documents.pieces import Atom, Document, Part, Piece, Segment, Ta
 from allyouneed.documents.xml_tokens import XmlToken, closing, decode_xml, escape_text, raw_of, text_of, xml_tokens
 from allyouneed.errors import DataError
 
-LARGEST_MEMBER, LARGEST_ARCHIVE, MOST_MEMBERS = 32 << 20, 512 << 20, 10_000  # bytes unpacked
+LARGEST_MEMBERS, LARGEST_ARCHIVE, MOST_MEMBERS = 32 << 20, 512 << 20, 10_000  # bytes unpacked: those with text, all
+BLOCK = 1 << 20  # bytes
 _TRANSLATED = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
 _WORD = (
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
@@ -27,6 +29,10 @@ _WORD = (
 _WRAPPERS = ("hyperlink", "ins", "smartTag")
 _SEPARATORS, SEPARATOR = ("br", "cr", "tab"), "separator"
 _DROPPED = ("proofErr", "lastRenderedPageBreak")
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
+    *(NotImplementedError, RuntimeError),  # packed with another method, or with a password
+)
 
 
 class DocxDocument(Document):
@@ -37,11 +43,14 @@ class DocxDocument(Document):
         try:
             with zipfile.ZipFile(io.BytesIO(raw)) as archive:
                 _check(archive, where)
-                names = [name for name in archive.namelist() if _TRANSLATED.fullmatch(name)]
-                for name in names:
-                    text, _ = decode_xml(archive.read(name), f"{where}: {name}")
-                    self._files[name] = _parts(xml_tokens(text, f"{where}: {name}"))
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+                for info in archive.infolist():
+                    if not _TRANSLATED.fullmatch(info.filename):
+                        _read_through(archive, info)  # it is copied when everything is translated: too late for errors
+                        continue
+                    name = f"{where}: {info.filename}"
+                    text, _ = decode_xml(archive.read(info), name)
+                    self._files[info.filename] = _parts(xml_tokens(text, name))
+        except _DAMAGED as error:
             raise DataError(f"{where}: damaged, or not a Word document: {str(error)[:100]}") from None
         if "word/document.xml" not in self._files:
             raise DataError(f"{where}: not a Word document: it has no word/document.xml")
@@ -78,10 +87,22 @@ def _check(archive: zipfile.ZipFile, where: str) -> None:
             f"{where}: {len(members):,} files of {total >> 20:,} MiB unpacked; at most {MOST_MEMBERS:,} files and "
             f"{LARGEST_ARCHIVE >> 20} MiB are read"
         )
+    if len({info.filename for info in members}) < len(members):
+        raise DataError(f"{where}: two files have the same name; save the document again")
+    read = 0
     for info in members:
-        if _TRANSLATED.fullmatch(info.filename) and info.file_size > LARGEST_MEMBER:
-            size = f"{info.file_size >> 20:,} MiB unpacked; at most {LARGEST_MEMBER >> 20} are read"
-            raise DataError(f"{where}: {info.filename}: {size}")
+        if _TRANSLATED.fullmatch(info.filename):
+            read += info.file_size
+            if read > LARGEST_MEMBERS:
+                size = f"{read >> 20:,} MiB unpacked; at most {LARGEST_MEMBERS >> 20} are read"
+                raise DataError(f"{where}: {info.filename}: {size}")
+
+
+def _read_through(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+    """Read a file, which raises an error if it is damaged or encrypted."""
+    with archive.open(info) as file:
+        while file.read(BLOCK):
+            pass
 
 
 class _DocxSegment(Segment):

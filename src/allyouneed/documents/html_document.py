@@ -40,6 +40,7 @@ VOID = _names("area base br col embed hr img input link meta param source track 
 BLANKS = " \t\n\r\f"
 _SEPARATORS = re.compile(rf"[{BLANKS}\xa0]+")
 _MARKUP = re.compile(r"<[^<>]*>")
+_LONG_REFERENCE = re.compile(r"&#[0-9]{1000}")  # Python refuses to read such numbers
 Kind = Literal["text", "open", "close", "atom", "boundary"]
 
 
@@ -61,6 +62,8 @@ class _Tokenizer(HTMLParser):
         self._copied: Kind = "boundary"  # of the tokens of that element
         self._atoms = 0  # elements that are atoms
         self._preformatted = 0
+        if long := _LONG_REFERENCE.search(text):
+            raise DataError(f"line {text.count(chr(10), 0, long.start()) + 1}: a character reference of 1,000 digits")
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         try:
             # A blank ends a character reference. `close` is not called: it takes quadratic time for unfinished tags,
@@ -73,22 +76,20 @@ class _Tokenizer(HTMLParser):
             self._tokens.append((rest, _Token("boundary", "")))
         self._tokens.insert(0, (0, _Token("boundary", "")))  # what the parser ignores at the start
         ends = [*(place for place, _ in self._tokens[1:]), len(text)]
-        self.tokens: list[_Token] = []
+        found: list[_Token] = []
         for (start, token), end in zip(self._tokens, ends, strict=True):
+            if token.kind == "atom" and self._untouched and token.name == str(self._atoms):
+                token.kind = "boundary"  # without an end it is not an atom
             # The parser ignores </> without calling anything.
             for raw in re.split("(</>)", text[start:end]) if token.kind == "text" else [text[start:end]]:
                 if raw:
-                    self._append(_Token("boundary" if raw == "</>" else token.kind, raw, token.name))
-
-    def _append(self, token: _Token) -> None:
-        """Append a token. The tokens of an atom are one; without an end it is not an atom."""
-        if token.kind == "atom" and self._untouched and token.name == str(self._atoms):
-            token.kind = "boundary"
-        last = self.tokens[-1] if self.tokens else None
-        if last is not None and last.kind == token.kind == "atom" and last.name == token.name:
-            last.raw += token.raw
-        else:
-            self.tokens.append(token)
+                    found.append(_Token("boundary" if raw == "</>" else token.kind, raw, token.name))
+        self.tokens: list[_Token] = []
+        for (kind, name), group in groupby(found, lambda token: (token.kind, token.name)):
+            if kind == "atom":  # the tokens of an atom are one
+                self.tokens.append(_Token(kind, "".join(token.raw for token in group), name))
+            else:
+                self.tokens += group
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Called by the parser."""

@@ -17,7 +17,7 @@ from allyouneed.documents.pieces import Document, Part
 from allyouneed.errors import DataError
 
 _LINE = re.compile(r'\s*(?:(msgctxt|msgid|msgid_plural|msgstr(?:\[(\d+)\])?)\s+)?"((?:[^"\\]|\\.)*)"\s*')
-_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
+_PLURALS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;\n]+)")
 MOST_FORMS = 12
 
 
@@ -28,7 +28,12 @@ class _Field:
     keyword: str
     first: int  # line
     behind: int
-    text: str = ""
+    lines: list[str]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.lines)
 
 
 @dataclass
@@ -123,12 +128,12 @@ def _messages(lines: Sequence[str], where: str) -> Iterator[_Message]:
             if not message.fields:
                 raise DataError(f"{where}: line {number + 1}: a text without a keyword; should be msgid or msgstr")
             message.fields[-1].behind = number + 1
-            message.fields[-1].text += unescape(f'"{quoted}"')
+            message.fields[-1].lines.append(unescape(f'"{quoted}"'))
             continue
         if keyword in ("msgctxt", "msgid") and message.targets:
             yield message
             message = _Message()
-        message.fields.append(_Field(keyword, number, number + 1, unescape(f'"{quoted}"')))
+        message.fields.append(_Field(keyword, number, number + 1, [unescape(f'"{quoted}"')]))
     if message.fields and not message.targets:
         raise DataError(f"{where}: line {message.fields[0].first + 1}: a message without msgstr; the file is cut off")
     if message.targets:

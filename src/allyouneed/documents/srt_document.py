@@ -5,6 +5,7 @@ speakers, each translated on its own.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from allyouneed.documents.markup import MarkupSegment, markup_pieces
@@ -13,6 +14,7 @@ from allyouneed.errors import DataError
 
 _TIME = r"\d{1,3}:\d\d:\d\d[,.]\d{1,3}"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}.*")
+_TEXT = re.compile(r"([^<>]+)([<>]|\Z)")  # before > it is the inside of a tag
 _SPEAKER = re.compile(r"\s*[-–—]\s*")
 
 
@@ -45,16 +47,19 @@ class _Cue(MarkupSegment):
 
 def in_lines(text: str, count: int) -> list[str]:
     """Return a text in `count` lines of similar lengths, or fewer if it has fewer words."""
-    lines, rest = [], text
+    texts = ((match.start(), match.group(1)) for match in _TEXT.finditer(text) if match.group(2) != ">")
+    blanks = [at + place for at, inside in texts for place, char in enumerate(inside) if char == " "]
+    lines, start, first = list[str](), 0, 0  # the rest of the text, and of its blanks
     for left in range(count, 1, -1):
-        blanks = [match.start() for match in re.finditer(r" (?![^<>]*>)", rest)]
-        if not blanks:
+        if first == len(blanks):
             break
-        middle = len(rest) / left
-        cut = min(blanks, key=lambda place: abs(place - middle))
-        lines.append(rest[:cut])
-        rest = rest[cut + 1 :]
-    return [*lines, rest]
+        middle = start + (len(text) - start) / left
+        behind = bisect_left(blanks, middle, lo=first)
+        near = range(max(first, behind - 1), min(len(blanks), behind + 1))
+        chosen = min(near, key=lambda place: abs(blanks[place] - middle))
+        lines.append(text[start : blanks[chosen]])
+        start, first = blanks[chosen] + 1, chosen + 1
+    return [*lines, text[start:]]
 
 
 def _parts(text: str, where: str) -> Iterator[Part]:

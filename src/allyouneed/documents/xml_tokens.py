@@ -4,6 +4,7 @@ import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal
 from xml.parsers import expat
 from xml.sax.saxutils import escape as escape_markup
@@ -11,13 +12,18 @@ from xml.sax.saxutils import escape as escape_markup
 from allyouneed.errors import DataError
 
 LARGEST_XML = 32 << 20  # characters
+MOST_TOKENS = 2_000_000  # a token takes half a kilobyte
 _DECLARED = re.compile(rb"""<\?xml[^>]{0,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
+# Python's names of the encodings of files. It has others: of host names, or of source code.
+_OF_FILES = re.compile(
+    r"utf-(8|16|32)(-[bl]e|-sig)?|ascii|(iso8859|iso2022|cp|koi8|kz|mac|shift|euc|gb|big5|hz|johab|tis).*"
+)
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # Characters that XML 1.0 does not allow, not even escaped.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
-@dataclass
+@dataclass(slots=True)
 class XmlToken:
     """A tag, a text, or anything else. Names are written as "namespace name"."""
 
@@ -46,8 +52,10 @@ def decode_xml(raw: bytes, where: str) -> tuple[str, str]:
         declared = _DECLARED.match(raw)
         encoding = declared.group(1).decode() if declared else "utf-8"
     try:
+        if not _OF_FILES.fullmatch(codecs.lookup(encoding).name):
+            raise LookupError("it is not an encoding of files")
         text = raw.decode(encoding)
-    except (LookupError, UnicodeDecodeError) as error:
+    except (LookupError, UnicodeError) as error:
         raise DataError(f"{where}: not readable as {encoding}: {str(error)[:100]}") from None
     if len(text) > LARGEST_XML:
         raise DataError(f"{where}: more than {LARGEST_XML >> 20} million characters of XML; split the document")
@@ -57,9 +65,12 @@ def decode_xml(raw: bytes, where: str) -> tuple[str, str]:
 def xml_tokens(text: str, where: str) -> list[XmlToken]:
     """Return the tokens of XML. Raise DataError with the line if it is not well-formed, or has a document type."""
     events: list[tuple[int, XmlToken]] = []
-    parser = expat.ParserCreate(namespace_separator=" ")
+    # Whatever encoding the file declares, the parser gets what `decode_xml` has read, as UTF-8.
+    parser = expat.ParserCreate("utf-8", " ")
 
     def add(kind: Any, name: str = "", attributes: dict[str, str] | None = None, data: str = "") -> None:
+        if len(events) == MOST_TOKENS:
+            raise DataError(f"{where}: more than {MOST_TOKENS:,} tags and texts of XML; split the document")
         token = XmlToken(kind, "", name, attributes or {}, data, parser.CurrentLineNumber)
         events.append((parser.CurrentByteIndex, token))
 
@@ -88,16 +99,21 @@ def _joined(raw: bytes, events: Sequence[tuple[int, XmlToken]]) -> list[XmlToken
     """Return tokens with their raw texts. Texts in a row are one token, and so are the ends of an empty element."""
     found: list[XmlToken] = [XmlToken("other", raw[: events[0][0]].decode())] if events and events[0][0] else []
     ends = [*(place for place, _ in events[1:]), len(raw)]
-    for (start, token), end in zip(events, ends, strict=True):
-        token.raw = raw[start:end].decode()
-        last = found[-1] if found else None
-        if token.kind == "text" and last is not None and last.kind == "text":
-            last.raw, last.text = last.raw + token.raw, last.text + token.text
-        elif token.kind == "close" and not token.raw.startswith("</") and last is not None:
-            # The end of <a/> is an event at its last character. What follows it is white space behind the root.
-            last.kind, last.raw = "empty", last.raw + token.raw
-        else:
+    for is_text, group in groupby(zip(events, ends, strict=True), lambda one: one[0][1].kind == "text"):
+        if is_text:  # joined once: a text has an event for each of its lines
+            texts = list(group)
+            (start, token), end = texts[0][0], texts[-1][1]
+            token.raw, token.text = raw[start:end].decode(), "".join(one.text for (_, one), _ in texts)
             found.append(token)
+            continue
+        for (start, token), end in group:
+            token.raw = raw[start:end].decode()
+            last = found[-1] if found else None
+            if token.kind == "close" and not token.raw.startswith("</") and last is not None:
+                # The end of <a/> is an event at its last character. What follows it is white space behind the root.
+                last.kind, last.raw = "empty", last.raw + token.raw
+            else:
+                found.append(token)
     return found
 
 
