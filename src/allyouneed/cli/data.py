@@ -168,6 +168,8 @@ def _corpora(files: list[str], rows: str, like: "Sequence[Corpus]" = ()) -> "lis
     found = list(parse_corpora(flat, kinds[rows], like))
     if any(corpus.weight != 1 for corpus in found):
         raise ConfigError("weight has no effect here: each row is read as often as it stands; remove it")
+    if any(getattr(corpus, "tag", None) is not None for corpus in found):
+        raise ConfigError("tag has no effect here: it is added to the sources in training; remove it")
     return found
 
 

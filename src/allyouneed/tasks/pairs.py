@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -22,24 +22,25 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.batching import Batches
-from allyouneed.tasks.collate import pair_batch, text_pair_batch
+from allyouneed.tasks.collate import text_pair_batch
+from allyouneed.tasks.corpus_tags import RowTags, different, require_known_tags
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.overlap import note_overlap
+from allyouneed.tasks.pair_split import SIDES, Mixture, PairSplit
 from allyouneed.tasks.prepared import PART_ROWS, Preparation, codec_key, prepared
 from allyouneed.tasks.scale import ahead, tokenizer_sample
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
-from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
-from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
+from allyouneed.tasks.weighting import Numbered, key_of, read_shares, save_counts
+from allyouneed.text.bpe_dropout import SEGMENTATIONS, WordWriter
 from allyouneed.text.codec import Codec
+from allyouneed.text.control_symbols import leave_room, with_controls
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
-from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for
+from allyouneed.text.ragged import Ragged, RaggedWriter, dtype_for
 from allyouneed.text.sentences import SentenceCounter
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 AnySplit = Literal["train", "valid", "test"]
 SPLITS: tuple[AnySplit, ...] = ("train", "valid", "test")
-SIDES = ("source", "target")
 CODEC = "codec"  # the stage of preparation that trains the tokenisers
 
 
@@ -89,6 +90,10 @@ class PairTask(TaskConfig):
         """Return how often a pair of each training corpus is read in an epoch."""
         return [1.0]
 
+    def corpus_tags(self) -> list[str | None]:
+        """Return the tag of each training corpus, which is put in front of its sources."""
+        return [None]
+
     def training_bytes(self) -> int:
         """Return about how many bytes of text the training pairs have. 0: few."""
         return 0
@@ -132,6 +137,7 @@ class PairTask(TaskConfig):
                     f"task.tokenizer.dropout={config.dropout}: only a bpe tokenizer has merges to skip; that of the "
                     f"model is {tokenizer.kind}; use 0"
                 )
+        require_known_tags(codec, self.corpus_tags())
         return self._prepare(folder, seed, self.in_languages(codec))
 
     def _prepare(self, folder: Path, seed: int, codec: Codec | None) -> "PairData":
@@ -186,7 +192,8 @@ def _train_tokenizers(task: PairTask, seed: int) -> tuple[Codec, int]:
             raise DataError(_nothing_left(task, "train", skips))
 
     def learn(numbers: Sequence[int], config: TokenizerConfig) -> Tokenizer:
-        return train(side(numbers), config, progress=Meter("training the tokeniser", "tokens").set)
+        tags, meter = different(task.corpus_tags()) if 0 in numbers else [], Meter("training the tokeniser", "tokens")
+        return with_controls(train(side(numbers), leave_room(config, len(tags)), progress=meter.set), tags)
 
     source, target = task.tokenizers()
     if task.shared:
@@ -245,7 +252,7 @@ class _SplitWriter:
                 stack.callback(side.close)
             for corpus, of_corpus in groupby(rows, itemgetter(0)):
                 usable = chunks(filled((pair for _, pair in of_corpus), skips))
-                for count, fitting in ahead(self._encoded, usable):
+                for count, fitting in ahead(partial(self._encoded, corpus), usable):
                     for _ in range(count - len(fitting)):
                         skips.skip(f"longer than max_length={task.max_length} tokens")
                     kept[corpus] = kept.get(corpus, 0) + len(fitting)
@@ -255,8 +262,9 @@ class _SplitWriter:
                 side.finish(generator(self.seed, number, SEGMENTATIONS))
         return {**asdict(skips), "corpora": sorted(kept.items())}
 
-    def _encoded(self, chunk: list[Pair]) -> tuple[int, list[tuple[tuple[list[int], list[int]], Pair]]]:
-        return len(chunk), list(_encode(self.task, self.codec, chunk))
+    def _encoded(self, corpus: int, chunk: list[Pair]) -> tuple[int, list[tuple[tuple[list[int], list[int]], Pair]]]:
+        tagged = self.split == "train" and self.task.corpus_tags()[corpus] is not None
+        return len(chunk), list(_encode(self.task, self.codec, chunk, int(tagged)))
 
 
 def _write_split(
@@ -272,15 +280,20 @@ def _write_split(
         raise DataError(_nothing_left(task, split, skips))
     notes = [f"{split}: {skips.kept:,} pairs", *skips.notes()]
     if split == "train" and len(corpora) > 1:
-        counts = save_counts(preparation.folder, parts, task.weights())
-        notes += [f"{split}: {task.describe(split, number)}: {count:,} pairs" for number, count in enumerate(counts)]
+        tags = task.corpus_tags()
+        counts = save_counts(preparation.folder, parts, task.weights(), bool(different(tags)))
+        for number, (count, tag) in enumerate(zip(counts, tags, strict=True)):
+            tagged = "" if tag is None else f", their sources with the tag {tag}"
+            notes.append(f"{split}: {task.describe(split, number)}: {count:,} pairs{tagged}")
     return notes
 
 
-def _encode(task: PairTask, codec: Codec, chunk: list[Pair]) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
-    """Yield (ids of both sides, texts of both sides) of the pairs that are not too long."""
+def _encode(
+    task: PairTask, codec: Codec, chunk: list[Pair], more: int
+) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
+    """Yield (ids of both sides, texts of both sides) of the pairs that are not too long with `more` source tokens."""
     source, target = codec.both()
-    most, limit = task.max_length - sum(map(len, codec.framing)), task.max_length - 1 - len(codec.target_start)
+    most, limit = task.max_length - sum(map(len, codec.framing)) - more, task.max_length - 1 - len(codec.target_start)
     sane = [pair for pair in chunk if not (source.surely_longer(pair[0], most) or target.surely_longer(pair[1], limit))]
     ours, theirs = source.encode_batch([text for text, _ in sane]), target.encode_batch([text for _, text in sane])
     for ids, texts in zip(zip(ours, theirs, strict=True), sane, strict=True):
@@ -308,9 +321,11 @@ class PairData(TaskData):
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         # All files are mapped now, so preparing the folder again does not change this object.
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
-        shares = read_shares(folder, task.weights())
+        mixture = Mixture(read_shares(folder, task.weights()), RowTags.load(folder, self.codec, task.corpus_tags()))
+        dropouts, sizes = [config.dropout for config in task.tokenizers()], (task.max_length, task.batch_tokens)
         self._splits = {
-            split: _PairSplit(folder, split, self.codec, task, shares if split == "train" else []) for split in given
+            split: PairSplit(folder, split, self.codec, dropouts, *sizes, mixture if split == "train" else Mixture())
+            for split in given
         }
         self._train = self._splits["train"]
         self._usual = tuple(
@@ -337,53 +352,10 @@ class PairData(TaskData):
         texts = self._split(split).texts
         return [(texts[0].text(number), texts[1].text(number)) for number in range(len(texts[0]))]
 
-    def _split(self, split: Split) -> "_PairSplit":
+    def _split(self, split: Split) -> PairSplit:
         if split not in self._splits:
             raise ConfigError(f"task: {split}: the recipe has no such data; measure another split, or your own files")
         return self._splits[split]
-
-
-class _PairSplit:
-    def __init__(self, folder: Path, split: AnySplit, codec: Codec, task: PairTask, shares: Sequence[Share]) -> None:
-        self._sides: list[StoredIds | SampledIds] = []
-        self._resampled, self._framing, self._prefix = False, codec.framing, codec.target_start
-        for side, tokenizer, config in zip(SIDES, codec.both(), task.tokenizers(), strict=True):
-            name, dtype = f"{split}.{side}", dtype_for(tokenizer.size)
-            if split == "train" and config.dropout:
-                self._sides.append(SampledIds(folder, name, dtype, task.max_length - 1))
-                self._resampled = True
-            else:
-                self._sides.append(StoredIds(folder, name, dtype))
-        self.texts = [Ragged(folder, f"{split}.{side}.text", "u1") for side in SIDES] if split != "train" else []
-        self._budget, self._shares = task.batch_tokens, shares
-
-    @cached_property
-    def batches(self) -> Batches:
-        return Batches(self._lengths(0, 0), self._budget, self._lengths if self._resampled else None, self._shares)
-
-    def _lengths(self, seed: int, epoch: int) -> tuple[Array, Array]:
-        more = (sum(map(len, self._framing)), 1 + len(self._prefix))
-        source, target = (side.lengths(seed, epoch, n, more=more[n]) for n, side in enumerate(self._sides))
-        return source, target
-
-    def batch(self, members: Array, seed: int, epoch: int) -> Batch:
-        source, target = (side.rows(members, seed, epoch, number) for number, side in enumerate(self._sides))
-        return pair_batch(source, target, self._framing, self._prefix)
-
-
-class StoredIds:
-    """Ids that are the same in each epoch: the interface of SampledIds, without sampling."""
-
-    def __init__(self, folder: Path, name: str, dtype: str) -> None:
-        self._ids = Ragged(folder, name, dtype)
-
-    def lengths(self, *address: int, more: int = 0) -> Array:
-        """Return the length of each example, plus `more`."""
-        return self._ids.short_lengths(more)
-
-    def rows(self, members: Array, *address: int) -> list[Array]:
-        """Return the ids of some examples."""
-        return [self._ids[member] for member in members.tolist()]
 
 
 def translation_scores(hypotheses: list[str], references: list[str]) -> list[Score]:

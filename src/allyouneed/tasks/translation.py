@@ -25,6 +25,7 @@ from allyouneed.text.corpus_settings import (
     PairCorpora,
     described,
     pairs,
+    require_tags_for_training,
     require_weights_for_training,
     sources_of,
     written,
@@ -49,6 +50,7 @@ class TranslationConfig(PairTask):
     @model_validator(mode="after")
     def _weights(self) -> "TranslationConfig":
         require_weights_for_training(self.train, self.valid, self.test)
+        require_tags_for_training(self.train, self.valid, self.test)
         return self
 
     def files(self, split: AnySplit) -> tuple[PairCorpus, ...]:
@@ -100,6 +102,9 @@ class TranslationConfig(PairTask):
 
     def weights(self) -> list[float]:
         return [corpus.weight for corpus in self.train]
+
+    def corpus_tags(self) -> list[str | None]:
+        return [corpus.tag for corpus in self.train]
 
     def read_pairs(self, files: Any) -> Iterator[Pair]:
         return pairs(files, self.train)

@@ -20,7 +20,7 @@ from allyouneed.text.lines import Pair
 from allyouneed.text.ragged import Array
 
 WEIGHTS = 13  # the last number of an address, used nowhere else
-CORPORA = "corpora.json"  # the number of examples of each training corpus, if they have weights
+CORPORA = "corpora.json"  # the number of examples of each training corpus, if they have weights or tags
 
 Share = tuple[int, float]  # the number of examples of a corpus, and its weight
 Numbered = tuple[int, Pair]  # an example with the number of its corpus
@@ -36,10 +36,15 @@ def weighted(weights: Sequence[float]) -> bool:
     return any(weight != 1 for weight in weights)
 
 
-def save_counts(folder: Path, parts: Sequence[dict[str, Any]], weights: Sequence[float]) -> list[int]:
-    """Return the number of examples of each corpus, of which each part has some; write it if they have weights."""
+def save_counts(
+    folder: Path, parts: Sequence[dict[str, Any]], weights: Sequence[float], tagged: bool = False
+) -> list[int]:
+    """Return the number of examples of each corpus, of which each part has some.
+
+    It is written if corpora have weights or are `tagged`.
+    """
     counts = [sum(dict(part["corpora"]).get(number, 0) for part in parts) for number in range(len(weights))]
-    if weighted(weights):
+    if weighted(weights) or tagged:
         (folder / CORPORA).write_text(json.dumps(counts), encoding="utf-8")
     return counts
 
@@ -48,7 +53,13 @@ def read_shares(folder: Path, weights: Sequence[float]) -> list[Share]:
     """Return the number of examples of each corpus with its weight; none if all are read equally often."""
     if not weighted(weights):
         return []
-    return list(zip(json.loads((folder / CORPORA).read_text(encoding="utf-8")), weights, strict=True))
+    return list(zip(read_counts(folder), weights, strict=True))
+
+
+def read_counts(folder: Path) -> list[int]:
+    """Return the number of examples of each corpus that has a weight or a tag, and of the others beside it."""
+    counts: list[int] = json.loads((folder / CORPORA).read_text(encoding="utf-8"))
+    return counts
 
 
 class WeightedRows:

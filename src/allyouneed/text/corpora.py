@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, model_validator
 
 from allyouneed.config import Config
 from allyouneed.errors import DataError
@@ -40,6 +40,16 @@ FORMATS: dict[str, Format] = {
     ".feather": "arrow",
 }
 Chosen = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
+LONGEST_TAG = 40  # characters
+
+
+def _checked_tag(tag: str) -> str:
+    if not tag or len(tag) > LONGEST_TAG or not tag.isprintable() or tag.split() != [tag]:
+        raise ValueError(f"should have 1 to {LONGEST_TAG} characters without blanks, such as <BT>")
+    return tag
+
+
+Tag = Annotated[str, AfterValidator(_checked_tag)]
 
 
 def _as_list(value: Any) -> Any:
@@ -175,6 +185,11 @@ class PairCorpus(Corpus):
 
     source: Chosen | None = None  # column, field or language
     target: Chosen | None = None
+    tag: Tag | None = None  # a token in front of each source, in training
+
+    def plain(self) -> bool:
+        """Return whether nothing but files is given."""
+        return super().plain() and self.tag is None
 
     def is_parallel(self) -> bool:
         return len(self.files) == 2 and self.format in (None, "text") and not any(map(has_format, self.files))

@@ -78,6 +78,17 @@ def require_weights_for_training(
         raise ValueError("train: weight has no effect on a single corpus; remove it")
 
 
+def require_tags_for_training(
+    train: Sequence[PairCorpus], valid: Sequence[PairCorpus] | None, test: Sequence[PairCorpus] | None
+) -> None:
+    """Raise ValueError if a tag is on held-out data, or if no corpus is without one."""
+    for split, corpora in (("valid", valid), ("test", test)):
+        if any(corpus.tag is not None for corpus in corpora or ()):
+            raise ValueError(f"{split}: tag is for training; texts to translate have none; remove it")
+    if all(corpus.tag is not None for corpus in train):
+        raise ValueError("train: tag on all corpora; texts to translate have none, so give a corpus without a tag")
+
+
 def described(corpora: Iterable[Corpus]) -> str:
     """Return the files of corpora, for messages."""
     return " and ".join(corpus.name for corpus in corpora)
@@ -102,7 +113,10 @@ def sources_of(corpora: Iterable[Corpus]) -> dict[str, Path]:
 
 def pairs(files: Any, like: Sequence[PairCorpus] = ()) -> Iterator[Pair]:
     """Return the pairs of a setting, one by one: [source file, target file], one file, or corpora."""
-    rows = chain.from_iterable(corpus.rows() for corpus in parse_corpora(files, PairCorpus, like))
+    corpora = parse_corpora(files, PairCorpus, like)
+    if any(corpus.tag is not None for corpus in corpora):
+        raise ConfigError("files: tag is for training, and these are not trained on; remove it")
+    rows = chain.from_iterable(corpus.rows() for corpus in corpora)
     return ((source, target) for source, target in rows)
 
 

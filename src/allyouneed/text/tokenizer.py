@@ -361,7 +361,7 @@ def _kind_of(library: Library | SentencePieces | Pictures) -> AnyKind:
         alone = library.normalizer is None and isinstance(library.pre_tokenizer, pre_tokenizers.Split)
         return "characters" if alone else "words"
     if isinstance(model, models.BPE):
-        return "bytes" if library.get_vocab_size() == len(SPECIALS) + BYTES else "bpe"
+        return "bytes" if sum(not _is_control(name) for name in library.get_vocab()) == BYTES else "bpe"
     raise ValueError(f"{type(model).__name__} is not one of BPE, Unigram, WordLevel, WordPiece")
 
 

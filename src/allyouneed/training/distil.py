@@ -54,6 +54,8 @@ def teach(
         raise ConfigError(
             "task.train: weights have no effect on the texts of a teacher, which are one corpus; drop them"
         )
+    if any(tag is not None for tag in task.corpus_tags()):
+        raise ConfigError("task.train: tags have no effect on the texts of a teacher, which are one corpus; drop them")
     files = _names(task, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
