@@ -64,4 +64,4 @@ class Dropout(nn.Module):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return x + dropout(y)."""
-        return torch.addcmul(x, y, dropout_mask(y, self.p)) if self.training and self.p else x + y
+        return torch.addcmul(x, y, dropout_mask(x, self.p)) if self.training and self.p else x + y

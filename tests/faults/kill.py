@@ -1,6 +1,6 @@
 """Kill a training run with SIGKILL at random instants, restart the same command each time, and compare the results.
 
-    python tests/faults/kill.py --kind language|translation|xl|ddp --kills 50
+    python tests/faults/kill.py --kind language|translation|bfloat16|xl|ddp --kills 50
 
 A third of the kills are near the start, a third while a checkpoint is being written, a third at any time. At the end
 the model, every tensor of the last checkpoint and the logged losses must equal an undisturbed run bit for bit. Of two
@@ -69,7 +69,8 @@ XL = LANGUAGE.replace("context = 32", "context = 48\nsegment = 16").replace(
     '"softmax", heads = 2', '"xl", heads = 2, memory = 16, stretch = true'
 )
 DDP = TRANSLATION  # with two processes
-KINDS = {"language": LANGUAGE, "translation": TRANSLATION, "xl": XL, "ddp": DDP}
+BFLOAT16 = TRANSLATION  # with products in bfloat16
+KINDS = {"language": LANGUAGE, "translation": TRANSLATION, "bfloat16": BFLOAT16, "xl": XL, "ddp": DDP}
 ALONE = (5.0, 60.0)  # seconds after the exit of one process: SIGTERM to the other, and its deadline
 TRAINING = """
 [train]
@@ -94,7 +95,8 @@ def write_recipe(folder: Path, kind: str) -> Path:
         (folder / f"target{name}").write_text("".join(" ".join(reversed(row)) + "\n" for row in part))
     (folder / "text").write_text("".join(" ".join(row) + "\n" for row in rows[:100]))
     recipe = folder / "recipe.toml"
-    training = TRAINING.replace("[train]", '[train]\nparallel = "ddp"') if kind == "ddp" else TRAINING
+    setting = {"ddp": 'parallel = "ddp"', "bfloat16": 'precision = "bfloat16"'}.get(kind, "")
+    training = TRAINING.replace("[train]", f"[train]\n{setting}")
     recipe.write_text("seed = 7\n" + KINDS[kind].replace("FOLDER", str(folder)) + training)
     return recipe
 

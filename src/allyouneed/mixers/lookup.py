@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from allyouneed.mixers.parts.projections import in_float32_on_cpu
 
+
+@in_float32_on_cpu
 def lookup(alpha_BHTS: Tensor, v_BGSR: Tensor) -> Tensor:
     """Return alpha^T V: one-hot rows retrieve slots exactly, soft rows blend them."""
     return alpha_BHTS @ for_each_query(v_BGSR, alpha_BHTS.shape[1])
@@ -39,6 +42,7 @@ def hard_alpha(q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor:
     return F.one_hot(best_BHT, k_BHSK.shape[-2]).to(q_BHTK.dtype)
 
 
+@in_float32_on_cpu
 def soft_alpha(
     q_BHTK: Tensor,
     k_BGSK: Tensor,
@@ -62,6 +66,7 @@ def soft_alpha(
     return alpha_BHTS.masked_fill(hidden, 0.0)  # fully masked rows are NaN before this
 
 
+@in_float32_on_cpu
 def soft_lookup(
     q_BHTK: Tensor,
     k_BGSK: Tensor,

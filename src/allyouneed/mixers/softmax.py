@@ -26,7 +26,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_mask
-from allyouneed.mixers.parts.projections import refuse_state, require_memory
+from allyouneed.mixers.parts.projections import refuse_state, require_memory, wide_on_cpu
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -169,7 +169,7 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, mask_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
-        packed_BTN = self.with_norms(self.query_key_value(zero_padding(x_BTD, mask_BT)))
+        packed_BTN = self.with_norms(wide_on_cpu(self.query_key_value(zero_padding(x_BTD, mask_BT))))
         q_BHTK, k_BGSK, v_BGSR = self._queries_keys_values(packed_BTN)
         kept = packed_BTN[..., self.queries :]
         causal = self.role == "causal"
@@ -216,12 +216,12 @@ class Softmax(Mixer):
         B, T, _ = x_BTD.shape
         if state is None:
             memory = require_memory(memory)
-            k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.without_padding()))
+            k_NHSK, v_NHSR = self.keys_values(wide_on_cpu(self.key_value(memory.without_padding())))
             k_NHSK = _normed(self.key_norm, k_NHSK) if self.normed else k_NHSK
             state = CrossState(k_NHSK, v_NHSR, memory.mask_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
-        q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.queries), self.heads)
+        q = self._split_heads(wide_on_cpu(self.query(x_BTD)).view(N, (B // N) * T, self.queries), self.heads)
         q = _normed(self.query_norm, q) if self.normed else q
         visible = None if state.mask_NS is None else state.mask_NS[:, None, None, :]
         y = self._look_up(q, state.k_NHSK, state.v_NHSR, None, visible, False)

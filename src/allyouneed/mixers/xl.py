@@ -31,7 +31,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_unfused, bands_of
 from allyouneed.mixers.parts.kv_cache import join_kv_caches, pack
-from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise, wide_on_cpu
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
 from allyouneed.sizes import Traits
@@ -92,7 +92,7 @@ class Distances(nn.Module):
         """Return W_R r_d for each head, from d = reach down to 0."""
         weight, near = self.project.weight, largest_distance(reach, self.clamp)
         distance_N = torch.arange(near, -1, -1, device=weight.device)
-        keys_RD: Tensor = self.project(sinusoids(distance_N, weight.shape[1]).to(weight.dtype))
+        keys_RD = wide_on_cpu(self.project(sinusoids(distance_N, weight.shape[1]).to(weight.dtype)))
         if near < reach:
             keys_RD = torch.cat([keys_RD[:1].expand(reach - near, -1), keys_RD])
         return keys_RD.unflatten(1, (self.heads, -1)).permute(1, 2, 0)

@@ -8,6 +8,8 @@ N x V logits would be the largest tensor of the whole model. Here they exist for
 chunk is projected and turned into its loss and its gradient while it is in the cache, then overwritten. The smoothing
 terms are constant over the vocabulary, so they act on the mean row of W and the summed x instead of on N x V numbers.
 
+Under autocast on a CPU the three products of a chunk are computed in half precision, everything else in float32.
+
 Paper: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Vaswani et al. 2017, section 5.4 (eps = 0.1).
 """
 
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers import detach, send_losses_to
-from allyouneed.mixers.parts.projections import is_autocast
+from allyouneed.mixers.parts.projections import at_least_float32, full_precision, is_autocast
 from allyouneed.tasks.base import NO_CLASS, Batch, Learner, Loss
 from allyouneed.text.specials import PAD
 
@@ -30,7 +32,13 @@ CHUNK_BYTES = 8 << 20  # of logits: measured best at 4 to 8 MiB (V 4k-8k, D 128-
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, smoothing: float
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        smoothing: float,
+        products: torch.dtype,
     ) -> Tensor:
         N, V = x_ND.shape[0], weight_VD.shape[0]
         rows = max(1, CHUNK_BYTES // (V * x_ND.element_size()))
@@ -38,11 +46,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_x_ND, grad_weight_VD = torch.empty_like(x_ND), torch.zeros_like(weight_VD)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         total = x_ND.new_zeros(())
+        read_ND, matrix_VD = x_ND.to(products), weight_VD.to(products)
         logits_RV, p_RV = x_ND.new_empty(min(rows, N), V), x_ND.new_empty(min(rows, N), V)
         for begin in range(0, N, rows):
-            x_PD, target_P1 = x_ND[begin : begin + rows], target_N[begin : begin + rows].unsqueeze(1)
+            x_PD, target_P1 = read_ND[begin : begin + rows], target_N[begin : begin + rows].unsqueeze(1)
             logits_PV, p_PV = logits_RV[: x_PD.shape[0]], p_RV[: x_PD.shape[0]]
-            torch.mm(x_PD, weight_VD.T, out=logits_PV)
+            _multiply(x_PD, matrix_VD.T, logits_PV)
             if bias_V is not None:
                 logits_PV += bias_V
             torch.softmax(logits_PV, dim=1, out=p_PV)
@@ -50,10 +59,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             lse_P = logits_PV.amax(dim=1) - p_PV.amax(dim=1).log()
             total += lse_P.sum() - (1 - smoothing) * logits_PV.gather(1, target_P1).sum()
             p_PV.scatter_add_(1, target_P1, p_PV.new_full(target_P1.shape, smoothing - 1))
-            torch.mm(p_PV, weight_VD, out=grad_x_ND[begin : begin + rows])
-            grad_weight_VD.addmm_(p_PV.T, x_PD)
             if grad_bias_V is not None:
                 grad_bias_V += p_PV.sum(dim=0)
+            narrow_PV = p_PV.to(products)
+            _multiply(narrow_PV, matrix_VD, grad_x_ND[begin : begin + rows])
+            _add_product(narrow_PV.T, x_PD, grad_weight_VD)
         if smoothing:
             sum_D = x_ND.sum(dim=0)
             total -= smoothing * (sum_D @ mean_D)
@@ -68,14 +78,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        return (*(None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors), None, None)
+        return (*(None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors), None, None, None)
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a b, computed in the type of `a`, to `out`."""
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(a @ b)
+
+
+def _add_product(a: Tensor, b: Tensor, total: Tensor) -> None:
+    """Add a b, computed in the type of `a`, to `total`."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(a @ b)
 
 
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, smoothing: float = 0.0
 ) -> Tensor:
     """Return the summed loss of `target_N` under the logits x W^T + b, without storing all logits."""
-    if not torch.is_grad_enabled() or is_autocast(x_ND):
+    autocast = is_autocast(x_ND)
+    if not torch.is_grad_enabled() or (autocast and x_ND.device.type != "cpu"):
         pieces = [
             F.cross_entropy(
                 _widened(F.linear(x, weight_VD, bias_V)), target, reduction="sum", label_smoothing=smoothing
@@ -83,7 +110,12 @@ def linear_cross_entropy(
             for x, target in zip(x_ND.split(512), target_N.split(512), strict=True)
         ]
         return torch.stack(pieces).sum() if pieces else x_ND.sum()
-    return _LinearCrossEntropy.apply(x_ND, weight_VD, bias_V, target_N, smoothing)
+    if not autocast:
+        return _LinearCrossEntropy.apply(x_ND, weight_VD, bias_V, target_N, smoothing, x_ND.dtype)
+    products = torch.get_autocast_dtype("cpu")
+    with full_precision(x_ND):
+        x_ND = at_least_float32(x_ND)
+        return _LinearCrossEntropy.apply(x_ND, weight_VD, bias_V, target_N, smoothing, products)
 
 
 def _widened(logits: Tensor) -> Tensor:
@@ -107,13 +139,13 @@ def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Los
     if batch.class_B is not None:
         assert batch.source_BS is not None
         logits_BV = model.classify(batch.source_BS, batch.source_mask_BS)
-        total = F.cross_entropy(logits_BV, batch.class_B, reduction="sum", label_smoothing=smoothing)
+        total = F.cross_entropy(_widened(logits_BV), batch.class_B, reduction="sum", label_smoothing=smoothing)
         yield Loss(total, batch.class_B.shape[0])
         return
     if batch.class_BS is not None:
         assert batch.source_BS is not None
         logits_BSV = model.classify(batch.source_BS, batch.source_mask_BS)
-        logits_NV, class_N = logits_BSV.flatten(0, 1), batch.class_BS.flatten()
+        logits_NV, class_N = _widened(logits_BSV.flatten(0, 1)), batch.class_BS.flatten()
         total = F.cross_entropy(logits_NV, class_N, reduction="sum", ignore_index=NO_CLASS, label_smoothing=smoothing)
         yield Loss(total, batch.tokens)
         return

@@ -77,12 +77,18 @@ class Gradients:
         """Add the gradient of one micro-batch to the replica; return the summed loss."""
         total, segments = 0.0, losses(replica, batch, self.config.label_smoothing)  # type: ignore[arg-type]
         for _ in range(batch.segments):
-            bfloat16 = self.config.precision == "bfloat16"
-            with torch.autocast(self.workers.device.type, torch.bfloat16, enabled=bfloat16):
+            with self._precision():
                 objective, summed = self.parallelism.loss(segments)
             (objective / divisor).backward()
             total += float(summed.detach())
         return total
+
+    def _precision(self) -> torch.autocast:
+        """Return the context of a forward pass. `docs/decisions/0006-bfloat16-on-a-cpu.md` states what it means."""
+        kind, bfloat16 = self.workers.device.type, self.config.precision == "bfloat16"
+        # Threads share autocast's cache of rounded weights. When one empties it, others round a weight of two uses a
+        # second time, and its gradients are added in another type: the bits would depend on the time.
+        return torch.autocast(kind, torch.bfloat16, enabled=bfloat16, cache_enabled=kind != "cpu")
 
     def _flops(self, batch: Batch) -> float:
         """Return the FLOPs of forward and backward: a backward pass costs two forward passes."""

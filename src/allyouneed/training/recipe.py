@@ -33,7 +33,7 @@ class TrainConfig(Config):
     parallel: Parallel = "none"  # with several processes (torchrun): whole models, or sharded ones
     clip: NonNegativeFloat = 1.0  # the largest norm of the gradient; 0: unlimited
     spike: NonNegativeFloat = 20.0  # skip a gradient this many times above its running mean; 0: never
-    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for accelerators
+    precision: Literal["float32", "bfloat16"] = "float32"  # of products (docs/runs.md#precision)
     evaluate_every: Annotated[float, Field(gt=0, le=1)] = 0.1  # fraction of the budget
     # Most of a budget in minutes that evaluations may take: they use fewer items, or are fewer. Other budgets are
     # repeatable, so their evaluations do not depend on the time.

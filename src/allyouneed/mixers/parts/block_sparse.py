@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allyouneed.mixers.parts.projections import in_float32_on_cpu
 from allyouneed.positions import ScorePosition
 from allyouneed.torch_private import flash_attention, flash_attention_backward
 
@@ -204,6 +205,7 @@ def fused() -> bool:
     return torch.backends.cuda.flash_sdp_enabled()
 
 
+@in_float32_on_cpu
 def attend_sparsely(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
@@ -221,6 +223,7 @@ def has_kernel(device: torch.device) -> bool:
     return device.type == "cpu" and fused()
 
 
+@in_float32_on_cpu
 def attend_unfused(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:

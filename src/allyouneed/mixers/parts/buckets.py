@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from allyouneed.mixers.parts.projections import in_float32_on_cpu
 from allyouneed.torch_private import flash_attention, flash_attention_backward
 
 # The bias of scaled scores, from queries (N, H, T, K), their slots (N, H, T), the keys' (N, H, S) and the row (N).
@@ -116,6 +117,7 @@ def sees(bucket_BHRT: Tensor, reach: Reach) -> Tensor:
     return visible_BHTS
 
 
+@in_float32_on_cpu
 def attend_in_buckets(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bucket_BHRT: Tensor, reach: Reach, bias: SlotBias | None = None
 ) -> Tensor:
@@ -128,6 +130,7 @@ def attend_in_buckets(
     return attend_unfused(packed_BHTN, sorting, reach, bias)
 
 
+@in_float32_on_cpu
 def attend_unfused(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: SlotBias | None = None) -> Tensor:
     """Compute the same with ordinary operations; N is 3 K: queries, keys and values concatenated."""
     B, H, T, N = packed_BHTN.shape
