@@ -98,6 +98,17 @@ def test_scores_and_samples_of_an_ensemble() -> None:
     assert sample(Ensemble([models[0]] * 2), [[], []], config, SOURCES[:2])[0][0].ids == alone[0][0].ids
 
 
+def test_an_ensemble_projects_only_what_its_head_gets() -> None:
+    """Long prompts and scores would take gigabytes if `hidden` returned the logits of all positions."""
+    models = members()
+    both, source_BS = Ensemble(models), torch.tensor([SOURCES[0]])
+    x_BTD, _ = both.hidden(torch.tensor([[1, 5, 6, 7]]), both.condition(source_BS))
+    assert x_BTD.shape == (1, 4, sum(model.head.width for model in models))
+    logits_BTV, _ = both.step(torch.tensor([[1, 5, 6, 7]]), both.condition(source_BS))
+    torch.testing.assert_close(both.head(x_BTD[:, 2:]), logits_BTV[:, 2:])
+    torch.testing.assert_close(logits_BTV.logsumexp(-1), torch.zeros_like(logits_BTV[..., 0]))
+
+
 def test_ensembles_of_models_that_do_not_fit_are_refused() -> None:
     small = DecoderConfig(layers=1, width=8, hidden=8, mixer={"type": "softmax", "heads": 2}).build(Sizes(V, V - 1))
     with pytest.raises(ConfigError, match="9 target ids; use equal ones"):
@@ -109,7 +120,7 @@ def test_utilities_are_those_of_sacrebleu(utility: Utility) -> None:
     random = np.random.default_rng(0)
     words = ["Ein", "Mann", "mit", "Hut", "steht", "auf", "der", "Straße", ",", "und", "eine", "Frau", "sieht", "."]
     texts = [" ".join(random.choice(words, random.integers(1, 12))) for _ in range(12)]
-    texts += ["", "ab", "Ein", " Ein  Mann, \t"]
+    texts += ["", "ab", "Ein", " Ein  Mann, \t", "ja ja ja ja ja", "ja ja ja", "aaaaaaaaa"]
     metric = CHRF() if utility == "chrf" else BLEU(effective_order=True)
     expected = [[metric.sentence_score(h, [r]).score for r in texts] for h in texts]
     assert utilities(texts, utility) == pytest.approx(np.array(expected), abs=1e-9)
@@ -160,6 +171,14 @@ def test_least_risk_of_a_beam() -> None:
         assert ranked[0].score == pytest.approx(max(expected.values()), rel=1e-5)
 
 
+@pytest.mark.parametrize("risk", [RiskConfig(n=3), RiskConfig(n=3, candidates="beam")])
+def test_least_risk_of_nothing(risk: RiskConfig) -> None:
+    model, codec = translator(1)
+    assert least_risk(model, codec, [], SearchConfig(), risk) == []
+    empty = least_risk(model, codec, TEXTS, SearchConfig(max_length=0), risk)
+    assert [[answer.text for answer in ranked] for ranked in empty] == [[""]] * 3
+
+
 def test_epsilon_cuts_rare_tokens() -> None:
     logits_BV = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.25, 0.25]]).log()
     weights_BV, _ = cut_probabilities(logits_BV, SampleConfig(epsilon=0.2))
@@ -185,6 +204,16 @@ def test_reranking_adds_the_score_of_the_way_back() -> None:
         assert [one.score for one in after] == pytest.approx(sorted(expected, reverse=True))
         changed += after[0].text != before[0].text
     assert changed
+
+
+def test_cut_answers_are_ranked_last() -> None:
+    """A cut answer lacks the probability of its end, so its score is too high."""
+    _, codec = translator(1)
+    (back, _), cut = translator(2), Answer("two", 0.0, 0.0, finished=False)
+    ranked = rerank(["one two", "one"], [[cut, Answer("one two", -9.0, -9.0)], []], Reverse(back, codec))
+    assert [answer.text for answer in ranked[0]] == ["one two", "two"]
+    assert ranked[0][0].score < ranked[0][1].score
+    assert ranked[1] == []
 
 
 def test_a_reverse_model_without_enough_positions_says_so() -> None:

@@ -12,7 +12,10 @@ import spm_folders
 import torch
 import transformers
 
+from allyouneed import load
 from allyouneed.cli import run
+from allyouneed.decode import Answer
+from allyouneed.decode.rerank import Reverse, rerank
 from allyouneed.folder import load_folder
 from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.load import import_folder, read_folder
@@ -56,6 +59,26 @@ def test_one_token_that_begins_and_ends(tmp_path: Path) -> None:
     assert torch.equal(table_VD[BOS], table_VD[EOS])
     assert not torch.equal(table_VD[EOS], model_tensors(load_folder(tmp_path / "ours").model)["source.weight_VD"][EOS])
     assert all(torch.equal(one, model_tensors(again.model)[n]) for n, one in model_tensors(bundle.model).items())
+
+
+def test_bart_as_a_reverse_model_and_with_a_prescribed_start(tmp_path: Path) -> None:
+    """Its targets begin with `<s>`, which it generates by itself: it has no part in scores, and precedes a start."""
+    _, theirs = their.bart(tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "ours")
+    pipeline, source = load(tmp_path / "ours"), their.SENTENCES[0]
+    tokenizer: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "theirs" / "tokenizer.json"))
+    answers = [Answer("a tree", 0.0, -1.0), Answer("the dog", 0.0, -2.0)]
+    ranked = rerank([source], [answers], Reverse(pipeline.model, pipeline.codec))[0]
+    labels = torch.tensor(tokenizer(source).input_ids)
+    for answer in ranked:
+        logprobs = theirs(torch.tensor([tokenizer(answer.text).input_ids]), labels=labels[None]).logits.log_softmax(-1)
+        right = logprobs[0].gather(1, labels[:, None])[1:].sum()
+        assert answer.score == pytest.approx(answer.logprob + float(right.detach()), abs=1e-4)
+    read = torch.tensor([tokenizer(source).input_ids])
+    start = torch.tensor([[theirs.config.decoder_start_token_id, *tokenizer("a cat").input_ids[:-1]]])
+    right = theirs.generate(read, decoder_input_ids=start, max_new_tokens=7, num_beams=1, do_sample=False)[0]
+    found = pipeline.translate([source], prefixes=["a cat"], beam=1, max_length=7)
+    assert found == [tokenizer.decode(right, skip_special_tokens=True)]
 
 
 def test_a_masked_model_becomes_a_classifier_of_its_architecture(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def _token_weights(model: Model, codec: Codec, source_ids: Sequence[int], target
     names = {module: name for name, module in model.named_modules()}
     device, length = device_of(model), len(source_ids)
     # Row t shows what the model read to write token t, so the input is one token behind the target.
-    prompt = [*codec.encode_prompt(), *codec.prefix]
+    prompt = [*codec.encode_prompt(), *codec.target_start]
     written = [*prompt, *target_ids[:-1]]
     joined = model.kind == "decoder"
     keep = partial(_keep, found, names, length, len(written), joined)

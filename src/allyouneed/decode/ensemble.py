@@ -3,8 +3,8 @@
     P(v | y_<t, x) = 1/M sum_m P_m(v | y_<t, x)        computed as  logsumexp_m log P_m  -  log M
 
 Every model reads the same source ids and the same target ids, each with its own state. To all decoding methods an
-ensemble is one more model, whose `hidden` returns log P and whose head returns it unchanged. Members may be of
-different architectures, as long as their ids mean the same.
+ensemble is one more model: `hidden` returns the vectors of all members side by side, and the head returns log P.
+Members may be of different architectures, as long as their ids mean the same.
 
 Cost: a step costs as much as a step of each member.
 Paper: Sutskever et al. 2014, arXiv:1409.3215, section 3.6 (models); Sennrich et al. 2016, W16-2323 (checkpoints).
@@ -41,22 +41,27 @@ def mean_probability(logits: Sequence[Tensor]) -> Tensor:
 
 @final
 class EnsembleHead(Head):
-    """A head that returns log P as it is."""
+    """The heads of all members: their vectors side by side become log P."""
 
-    def __init__(self, size: int, like: Tensor) -> None:
+    def __init__(self, heads: Sequence[Head]) -> None:
         nn.Module.__init__(self)
-        self._size, self._like, self.cap, self.bias_V = size, like, None, None
+        self._heads, self._widths, self.cap, self.bias_V = tuple(heads), [head.width for head in heads], None, None
 
     @property
     def size(self) -> int:
-        return self._size
+        return self._heads[0].size
+
+    @property
+    def width(self) -> int:
+        return sum(self._widths)
 
     @property
     def like(self) -> Tensor:
-        return self._like
+        return as_float32(self._heads[0].like)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        parts = zip(self._heads, x.split(self._widths, dim=-1), strict=True)
+        return mean_probability([head(part) for head, part in parts])
 
 
 @final
@@ -76,7 +81,7 @@ class Ensemble(Model):
         # A decoder's text includes the source. The limit of an ensemble is that of its shortest member.
         self.kind = "decoder" if any(member.kind == "decoder" for member in members) else "encoder-decoder"
         self.config = members[0].config
-        self.head = EnsembleHead(sizes[0], as_float32(members[0].head.like))
+        self.head = EnsembleHead([member.head for member in members])
         if all(is_optimized(member) for member in members):
             refuse_changes(self)
 
@@ -100,9 +105,11 @@ class Ensemble(Model):
     def hidden(
         self, tokens_BT: Tensor, state: EnsembleState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, EnsembleState]:
-        """Return log P (B, T, V), and the state after the tokens."""
-        found = [member.step(tokens_BT, own, mask_BT) for member, own in zip(self._members, state.members, strict=True)]
-        return mean_probability([logits for logits, _ in found]), EnsembleState(tuple(own for _, own in found))
+        """Return the vectors (B, T, D) of all members, side by side, and the state after the tokens."""
+        found = [
+            member.hidden(tokens_BT, own, mask_BT) for member, own in zip(self._members, state.members, strict=True)
+        ]
+        return torch.cat([x_BTD for x_BTD, _ in found], dim=-1), EnsembleState(tuple(own for _, own in found))
 
     def advance(self, token_B: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         found = [member.advance(token_B, own) for member, own in zip(self._members, state.members, strict=True)]

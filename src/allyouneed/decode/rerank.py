@@ -36,17 +36,18 @@ class Reverse:
 
 
 def rerank(texts: Sequence[str], answers: Sequence[Sequence[Answer]], reverse: Reverse) -> list[list[Answer]]:
-    """Return the answers of each text, best first, with their new scores."""
+    """Return the answers of each text, best first, with their new scores. As in beam search, cut answers come last."""
     codec = reverse.codec
     pairs = [(answer.text, text) for text, ranked in zip(texts, answers, strict=True) for answer in ranked]
     sources = codec.encode_sources([answer for answer, _ in pairs])
     targets = [codec.encode_target(text) for _, text in pairs]
-    _require_readable(reverse.model, pairs, sources, [len(codec.prefix) + len(ids) for ids in targets])
-    scored = iter(score(reverse.model, list(zip(sources, targets, strict=True)), prefix=codec.prefix))
+    start = codec.target_start
+    _require_readable(reverse.model, pairs, sources, [len(start) + len(ids) for ids in targets])
+    scored = iter(score(reverse.model, list(zip(sources, targets, strict=True)), prefix=start))
     return [
         sorted(
             (replace(one, score=one.logprob + reverse.weight * next(scored).logprob) for one in ranked),
-            key=lambda answer: -answer.score,
+            key=lambda answer: (not answer.finished, -answer.score),
         )
         for ranked in answers
     ]

@@ -85,13 +85,11 @@ def sample(
         raise DataError(f"{len(prompts)} prompts but {len(sources)} sources; each prompt needs one")
     results = [[Hypothesis([], 0.0, 0.0, finished=False)] * config.n for _ in prompts]
     with generating(model):
-        if config.max_length == 0:
-            return results
         pairs = list(zip(prompts, sources if sources is not None else [None] * len(prompts), strict=True))
         lengths = [1 + max(len(prompt), len(source or ())) for prompt, source in pairs]
         device = device_of(model)
-
         most = [config.max_length] * len(prompts) if limits is None else limits
+        items = [item for item, limit in enumerate(most) if limit > 0]
 
         def draw(batch: list[int]) -> list[Hypothesis]:
             numbers = batch if keys is None else [keys[item] for item in batch]
@@ -100,7 +98,8 @@ def sample(
             ends = [new_token_limit(model, most[item], *pairs[item]) for item in batch]
             return _sample_batch(model, given, config, streams, begin, ends)
 
-        batches = pack(lengths, config.n, config.batch_tokens, parts=worker_count(device))
+        packed = pack([lengths[item] for item in items], config.n, config.batch_tokens, parts=worker_count(device))
+        batches = [[items[place] for place in batch] for batch in packed]
         for batch, found in run_concurrently(draw, batches, device):
             for place, item in enumerate(batch):
                 results[item] = found[place * config.n : (place + 1) * config.n]

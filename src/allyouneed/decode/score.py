@@ -46,7 +46,7 @@ def score(
 
     With `ended=False` a target is scored as the beginning of a text: EOS is not added. `begins`: the id that is read
     before each target, for a model whose texts do not begin with BOS. `prefix`: ids between that one and each target,
-    which have no probability: the tag of a language.
+    which have no probability, such as the tag of a language.
     """
     begins = [BOS] * len(pairs) if begins is None else begins
     targets = [[*prefix, *(_with_end(target) if ended else target)] for _, target in pairs]

@@ -65,6 +65,7 @@ def _joined(split: Split, pieces: Sequence[list[Answer]], n_best: int) -> list[A
             sum(answer.logprob for answer in chosen),
             sum(answer.tokens for answer in chosen),
             tuple(answer.text for answer in chosen),
+            all(answer.finished for answer in chosen),
         )
         for chosen in best
     ]

@@ -31,6 +31,7 @@ class Answer:
     logprob: float
     tokens: int = 0  # generated; a class is not
     pieces: tuple[str, ...] = ()  # of a translation that was made in pieces
+    finished: bool = True  # False: it was cut at the maximum length
 
 
 def translate(
@@ -65,16 +66,19 @@ def translate(
     assert codec.target is not None
     wanted = [encode_constraint(codec.target, constraint) for constraint in constraints]
     words_V = begins_word(codec.target) if any(one.phrases for one in wanted) else None
-    found = search(model, sources, config, progress, shortlist, codec.prefix, wanted, words_V)
+    # What the model generates first by itself (BART: <s>) must not come between BOS and a prescribed start.
+    found = search(model, sources, config, progress, shortlist, codec.target_start, wanted, words_V)
     return as_answers(codec, found)
 
 
 def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:
     """Return the hypotheses of each text as answers."""
-    return [
-        [Answer(codec.decode_target(best.ids), best.score, best.logprob, len(best.ids)) for best in hypotheses]
-        for hypotheses in found
-    ]
+    return [[_answer(codec, one) for one in hypotheses] for hypotheses in found]
+
+
+def _answer(codec: Codec, found: Hypothesis) -> Answer:
+    text = codec.decode_target(found.ids)
+    return Answer(text, found.score, found.logprob, len(found.ids), finished=found.finished)
 
 
 def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator[tuple[list[int], list[Tensor]]]:

@@ -42,7 +42,7 @@ class OptimizedHead(Head):
         computed_VD = self._buffers.get("weight_VD")
         added = None if self.cap is not None else self.bias_V  # a bias is not capped
         self.product = PackedProduct(trained_VD if computed_VD is None else computed_VD, added, int8, release=release)
-        self._size = trained_VD.shape[0]
+        self._size, self._width = trained_VD.shape
         stored = trained_VD.dtype in (*HALVES, torch.int8)
         self._like = torch.empty(0, dtype=torch.float32 if stored else trained_VD.dtype, device=trained_VD.device)
 
@@ -54,6 +54,10 @@ class OptimizedHead(Head):
     @property
     def size(self) -> int:
         return self._size
+
+    @property
+    def width(self) -> int:
+        return self._width
 
     @property
     def like(self) -> Tensor:

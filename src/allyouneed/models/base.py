@@ -96,6 +96,11 @@ class Head(nn.Module):
         return self.weight_VD.shape[0]
 
     @property
+    def width(self) -> int:
+        """Return the width of its input."""
+        return self.weight_VD.shape[1]
+
+    @property
     def like(self) -> Tensor:
         """Return an empty tensor of the type of the logits, on their device."""
         return self.weight_VD.new_empty(0)
