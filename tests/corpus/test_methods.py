@@ -3,6 +3,7 @@
 import random
 import unicodedata
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from allyouneed.corpus.survey import Repeats, Sample
 from allyouneed.errors import ConfigError
 from allyouneed.text.corpora import PairCorpus, TextCorpus
 from allyouneed.text.fingerprints import Grams, fingerprint, fingerprints, likeness
-from allyouneed.text.overlap import overlap_notes
+from allyouneed.text.overlap import Overlap
 
 TEXTS = {
     "German": "Die Würde des Menschen ist unantastbar, äußerst fröhlich.",
@@ -149,8 +150,11 @@ def test_grams_do_not_cross_texts() -> None:
 def test_overlap_of_held_out_rows() -> None:
     rows = clean_pairs(5000)
     held = {"valid": [rows[3], rows[4999], rows[3], ("new", "neu")], "test": [("new", "neu")], "none": []}
-    assert overlap_notes(iter(rows), held, "pair") == ["valid: 3 of 4 pairs also in train"]
-    assert overlap_notes(iter(()), held, "pair") == []
+    overlap = Overlap({split: partial(iter, some) for split, some in held.items()})
+    parts = [overlap.shared(rows[start : start + 100]) for start in range(0, 5000, 100)]
+    assert sum(map(bool, parts)) == 2
+    assert overlap.notes(parts, "pair") == ["valid: 3 of 4 pairs also in train"]
+    assert overlap.notes([], "pair") == []
 
 
 def test_a_split_is_decided_by_the_text(tmp_path: Path) -> None:

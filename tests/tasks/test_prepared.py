@@ -8,7 +8,8 @@ import pytest
 
 from allyouneed.storage import lock, new_folder
 from allyouneed.tasks.meter import Meter, reporting_to
-from allyouneed.tasks.prepared import PREPARING, Preparation, prepared
+from allyouneed.tasks.preparation import Preparation
+from allyouneed.tasks.prepared import PREPARING, prepared
 from allyouneed.text.ragged import Ragged, RaggedWriter
 
 
@@ -55,7 +56,7 @@ def build_rows(read: list[int], stop_at: int | None = None) -> Callable[[Prepara
 
     def build(preparation: Preparation) -> None:
         preparation.stage("first", lambda folder: (folder / "first").write_text("1"))
-        assert sum(preparation.parts("rows", rows(), write, Meter("writing", "rows"), 3)) == 10
+        assert sum(preparation.parts("rows", rows, write, Meter("writing", "rows"), 3)) == 10
 
     return build
 

@@ -19,7 +19,7 @@ No pickle: tensors are safetensors, everything else is JSON or text. Links and p
 
 from allyouneed.storage.disk import TEMPORARY, refuse_links, sync_files, write_atomic, writing
 from allyouneed.storage.folders import ASIDE, discard, new_folder, refuse_foreign, require_replaceable, sweep
-from allyouneed.storage.locks import is_locked, lock
+from allyouneed.storage.locks import LockedError, is_locked, lock
 from allyouneed.storage.manifest import MANIFEST, Entry, Fault, read_manifest
 from allyouneed.storage.sealed import LARGEST_TEXT, Sealed, compare_listing, open_folder, verify
 from allyouneed.storage.tensors import LARGEST_TENSORS, LazyTensors, TensorFile, open_tensors, write_tensors
@@ -33,6 +33,7 @@ __all__ = [
     "Entry",
     "Fault",
     "LazyTensors",
+    "LockedError",
     "Sealed",
     "TensorFile",
     "compare_listing",

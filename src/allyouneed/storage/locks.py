@@ -11,9 +11,13 @@ from allyouneed.errors import StorageError
 from allyouneed.storage.disk import writing
 
 
+class LockedError(StorageError):
+    """Another process has the lock."""
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder; raise StorageError if another process has it.
+    """Hold the lock of a run folder; raise LockedError if another process has it.
 
     The operating system releases it, however this process ends.
     """
@@ -32,7 +36,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def _take_new(path: Path) -> int:
-    """Open a lock file and take its lock. Raise StorageError if another process has it."""
+    """Open a lock file and take its lock. Raise LockedError if another process has it."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -41,7 +45,7 @@ def _take_new(path: Path) -> int:
     except BlockingIOError:
         owner = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
         os.close(file)
-        raise StorageError(
+        raise LockedError(
             f"{path.parent}: process {owner} is writing to this folder; wait until it ends, or choose another folder"
         ) from None
     except BaseException:

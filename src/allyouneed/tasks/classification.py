@@ -6,7 +6,7 @@ Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
@@ -22,8 +22,8 @@ from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import class_batch, text_class_batch
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.overlap import note_overlap
-from allyouneed.tasks.prepared import Preparation, codec_key, file_hashes, prepared
+from allyouneed.tasks.preparation import Preparation
+from allyouneed.tasks.prepared import codec_key, file_hashes, prepared
 from allyouneed.tasks.scale import ahead, text_bytes, tokenizer_sample
 from allyouneed.tasks.scores import accuracy
 from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
@@ -38,6 +38,7 @@ from allyouneed.text.corpus_settings import (
     written_name,
 )
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
+from allyouneed.text.overlap import Overlap, Shared, join_shared
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 from allyouneed.words import counted
@@ -138,14 +139,16 @@ def _build(task: ClassificationConfig, preparation: Preparation, given: Codec | 
     read = preparation.stage("codec", train_codec)
     codec = Codec.load(preparation.path("codec"))
     assert codec.classes is not None
+    overlap = Overlap(
+        {split: partial(task.rows, corpora) for split, corpora in task.files().items() if split != "train"}
+    )
     notes: list[str] = []
+    shared: list[Shared] = []
     for split, corpora in task.files().items():
-
-        def write(folder: Path, rows: Iterator[Numbered], split: str = split) -> dict[str, Any]:
-            return _write_part(task, codec, folder, split, rows)
-
+        write = partial(_write_part, task, codec, split, overlap if split == "train" else None)
         meter = Meter(f"encoding {split}", "texts", read if split == "train" else None)
-        parts = preparation.parts(split, _checked(corpora, task.columns, codec.classes), write, meter)
+        parts = preparation.parts(split, partial(_checked, corpora, task.columns, codec.classes), write, meter)
+        shared += [part["shared"] for part in parts]
         skips = merged(parts)
         if not skips.kept:
             raise DataError(
@@ -155,8 +158,7 @@ def _build(task: ClassificationConfig, preparation: Preparation, given: Codec | 
         notes += [f"{split}: {skips.kept:,} texts", *skips.notes()]
         if split == "train":
             save_counts(preparation.folder, parts, task.weights())
-    files = task.files()
-    notes += note_overlap(preparation, lambda split: task.rows(files[split]), files, "text", read)
+    notes += overlap.notes(shared, "text")
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
@@ -187,13 +189,19 @@ def _classes(task: ClassificationConfig) -> tuple[tuple[str, ...], int]:
 
 
 def _write_part(
-    task: ClassificationConfig, codec: Codec, folder: Path, split: str, rows: Iterator[Numbered]
+    task: ClassificationConfig,
+    codec: Codec,
+    split: str,
+    overlap: Overlap | None,
+    folder: Path,
+    rows: Iterator[Numbered],
 ) -> dict[str, Any]:
-    """Encode labelled texts into a folder; return what was skipped, and the number of texts of each corpus."""
+    """Encode labelled texts into a folder; return what was skipped, how many of each corpus are kept or held out."""
     assert codec.source is not None
     assert codec.classes is not None
     numbers = {label: number for number, label in enumerate(codec.classes)}
     skips, limit, kept = Skips(split), task.max_length - _frame_length(codec), dict[int, int]()
+    shared: list[Shared] = []
     with (
         RaggedWriter(folder, f"{split}.source", dtype_for(codec.source.size)) as ids,
         RaggedWriter(folder, f"{split}.class", "<u4") as classes,
@@ -201,8 +209,9 @@ def _write_part(
     ):
         for corpus, of_corpus in groupby(rows, itemgetter(0)):
             usable = filled((row for _, row in of_corpus), skips, SIDES)
-            labelled = chunks((text, numbers[label]) for text, label in usable)
-            for count, fitting in ahead(partial(_encoded, codec.source, limit), labelled):
+            encoded = partial(_encoded, codec.source, limit, numbers, overlap)
+            for count, fitting, known in ahead(encoded, chunks(usable)):
+                shared.append(known)
                 for _ in range(count - len(fitting)):
                     skips.skip(f"longer than max_length={task.max_length} tokens")
                 kept[corpus] = kept.get(corpus, 0) + len(fitting)
@@ -210,16 +219,18 @@ def _write_part(
                 classes.extend([number] for _, _, number in fitting)
                 if split != "train":
                     texts.extend(text.encode("utf-8") for _, text, _ in fitting)
-    return {**asdict(skips), "corpora": sorted(kept.items())}
+    return {**asdict(skips), "corpora": sorted(kept.items()), "shared": join_shared(shared)}
 
 
 def _encoded(
-    tokenizer: Tokenizer, limit: int, chunk: list[tuple[str, int]]
-) -> tuple[int, list[tuple[list[int], str, int]]]:
-    """Return the number of texts with their classes, and (ids, text, class) of those that are not too long."""
+    tokenizer: Tokenizer, limit: int, classes: Mapping[str, int], overlap: Overlap | None, chunk: list[Pair]
+) -> tuple[int, list[tuple[list[int], str, int]], Shared]:
+    """Return the number of texts, (ids, text, class) of those that are not too long, and what is held out, too."""
     sane = [item for item in chunk if not tokenizer.surely_longer(item[0], limit)]
     encoded = tokenizer.encode_batch([text for text, _ in sane])
-    return len(chunk), [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
+    rows = zip(encoded, sane, strict=True)
+    fitting = [(row, text, classes[label]) for row, (text, label) in rows if len(row) <= limit]
+    return len(chunk), fitting, overlap.shared(chunk) if overlap is not None else {}
 
 
 def _frame_length(codec: Codec) -> int:

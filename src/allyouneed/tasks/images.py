@@ -29,7 +29,8 @@ from allyouneed.tasks.batching import shuffled
 from allyouneed.tasks.classification import with_classes
 from allyouneed.tasks.collate import class_batch, text_class_batch
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import Preparation, codec_key, file_hashes, prepared
+from allyouneed.tasks.preparation import Preparation
+from allyouneed.tasks.prepared import codec_key, file_hashes, prepared
 from allyouneed.tasks.scores import accuracy
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair, lines, open_text, resolve
@@ -160,13 +161,16 @@ def _build(task: ImagesConfig, preparation: Preparation, given: Codec | None) ->
 
     count = preparation.stage("codec", find_classes)
     codec, notes = Codec.load(preparation.path("codec")), []
-    for split, rows in task.splits().items():
+    for split in task.splits():
+
+        def read(split: str = split) -> Iterator[Pair]:
+            return task.splits()[split]
 
         def write(folder: Path, rows: Iterator[Pair], split: str = split) -> int:
             return _write_part(task, codec, folder, split, rows)
 
         meter = Meter(f"reading {split}", "images", count if split == "train" else None)
-        written = sum(preparation.parts(split, rows, write, meter))
+        written = sum(preparation.parts(split, read, write, meter))
         if not written:
             raise DataError(f"{task.sources()[split]}: no images; should hold at least one")
         notes.append(f"{split}: {counted(written, 'image')}")

@@ -14,11 +14,9 @@ Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
@@ -31,8 +29,9 @@ from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import Preparation, codec_key, file_hashes, prepared
-from allyouneed.tasks.scale import text_bytes, tokenizer_sample
+from allyouneed.tasks.preparation import Preparation
+from allyouneed.tasks.prepared import codec_key, file_hashes, prepared
+from allyouneed.tasks.scale import ahead, text_bytes, tokenizer_sample
 from allyouneed.tasks.weighting import key_of, read_shares, save_counts
 from allyouneed.text.codec import Codec
 from allyouneed.text.corpora import TextCorpus
@@ -45,6 +44,7 @@ from allyouneed.text.corpus_settings import (
     written,
 )
 from allyouneed.text.lines import Pair, blocks, resolve
+from allyouneed.text.long_texts import encode_long
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, EOS, PAD
 from allyouneed.text.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
@@ -52,7 +52,6 @@ from allyouneed.text.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
 Piece = tuple[int, str | None]  # the number of a corpus, and a piece of its text; None before each document
 Block = list[Piece]  # of about 1 MiB: one large piece, or many small documents
 BLOCK_CHARACTERS, BLOCK_PIECES = 1 << 20, 1 << 14  # of a block, at most, if it has several pieces
-ENCODED_TOGETHER = min(8, os.cpu_count() or 1)  # blocks, one for each core: the library holds 100 times a block
 PART_BLOCKS = 32  # blocks in a part of prepared data
 
 
@@ -165,7 +164,7 @@ def _build(task: LanguageConfig, preparation: Preparation, given: Codec | None) 
             return _write_text(codec, folder, name, given)
 
         meter = Meter(f"encoding {name}", "blocks", blocks_read or None if name == "train" else None)
-        parts = preparation.parts(name, read(), write, meter, PART_BLOCKS)
+        parts = preparation.parts(name, read, write, meter, PART_BLOCKS)
         tokens, characters, size = (sum(part["units"][number] for part in parts) for number in range(3))
         if not tokens:
             files = (task.valid if name == "valid" else task.test if name == "test" else None) or task.train
@@ -186,12 +185,15 @@ def _write_text(codec: Codec, folder: Path, name: str, given: Iterator[Block]) -
     begin = [BOS] if codec.bos else [EOS] if name == "train" else []
     tokens = characters = size = 0
     counts: dict[int, int] = {}
+
+    def encoded(block: Block) -> list[tuple[int, str | None, list[int]]]:
+        ids = iter(encode_long(tokenizer, [text for _, text in block if text is not None]))
+        return [(corpus, text, begin if text is None else next(ids)) for corpus, text in block]
+
     with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
-        while some := [piece for block in islice(given, ENCODED_TOGETHER) for piece in block]:
-            encoded = iter(tokenizer.encode_batch([text for _, text in some if text is not None]))
-            for corpus, text in some:
-                ids = begin if text is None else next(encoded)
-                stream.extend([ids])
+        for block in ahead(encoded, given):
+            stream.extend([ids for _, _, ids in block])
+            for corpus, text, ids in block:
                 counts[corpus] = counts.get(corpus, 0) + len(ids)
                 if text is not None:
                     tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())

@@ -29,6 +29,12 @@ def reporting_to(report: Report) -> Iterator[None]:
         _report.reset(token)
 
 
+def report(text: str) -> None:
+    """Report what is being done, if its progress is not known."""
+    if (to := _report.get()) is not None:
+        to(text, None)
+
+
 class Meter:
     """A count of work done, reported a few times per second with its speed and the time left."""
 

@@ -19,7 +19,8 @@ from allyouneed.errors import ConfigError, unknown_name
 from allyouneed.randomness import generator
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.batching import shuffled
-from allyouneed.tasks.pairs import AnySplit, PairTask, exactness_scores
+from allyouneed.tasks.pair_files import AnySplit
+from allyouneed.tasks.pairs import PairTask, exactness_scores
 from allyouneed.text.lines import Pair
 from allyouneed.text.ragged import Array
 from allyouneed.text.tokenizer import TokenizerConfig

@@ -4,32 +4,41 @@ The data is in a sealed folder (storage.py) with a `key.json` that records what 
 folder that is incomplete or damaged, means that the data is prepared again.
 
 Preparation has stages: the tokeniser, then the splits, in parts. Each stage is a sealed folder in `preparing`. After an
-interruption, even by SIGKILL, the next attempt continues with the first stage that is missing.
+interruption, even by SIGKILL, the next attempt continues with the first stage that is missing. Several processes can
+prepare the same data together (preparation.py).
 """
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from itertools import islice
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from allyouneed.errors import FolderError, StorageError
-from allyouneed.storage import MANIFEST, discard, lock, new_folder, sweep, verify
-from allyouneed.tasks.meter import Meter
+from allyouneed.storage import (
+    LockedError,
+    discard,
+    is_locked,
+    lock,
+    new_folder,
+    open_folder,
+    sweep,
+    verify,
+    write_atomic,
+)
+from allyouneed.tasks.meter import Meter, report
+from allyouneed.tasks.preparation import WAIT, LeaderGoneError, Preparation
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import BLOCK, open_text, resolve
-from allyouneed.text.ragged import concatenate
 
 FORMAT = 1  # of prepared data; increase it when the way data is prepared changes
-STAGES = 2  # the format of stages and their results
-PREPARING, RESULT = "preparing", "result.json"
-PART_ROWS = 1 << 16  # rows of a part
-T = TypeVar("T")
+STAGES = 3  # the format of stages and their results
+PREPARING, KEY = "preparing", "key.json"
+LOOKS = 5  # at the key of another process that has just taken the lock
 
 
 def source_hashes(names: Iterable[str]) -> dict[str, str]:
@@ -65,129 +74,96 @@ def _sha256(path: Path, meter: Meter | None = None) -> str:
     return digest.hexdigest()
 
 
-class Preparation:
-    """Prepared data in the making: a folder for its files, and stages that survive an interruption."""
-
-    def __init__(self, folder: Path, stages: Path) -> None:
-        self.folder = folder  # what is written here is lost by an interruption
-        self._stages, self._done = stages, dict[str, Path]()
-
-    def stage(self, name: str, build: Callable[[Path], T]) -> T:
-        """Run `build` in the folder of a stage, and return its result (JSON); or that of an earlier attempt.
-
-        The files of all stages become files of the prepared data. Those that several stages have are concatenated.
-        """
-        path = self._stages / name
-        self._done[name] = path
-        try:
-            found: T = verify(path).read_json(RESULT)
-        except FolderError:
-            with new_folder(path) as temporary:
-                found = build(temporary)
-                (temporary / RESULT).write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
-        return found
-
-    def path(self, name: str) -> Path:
-        """Return the folder of a finished stage."""
-        return self._done[name]
-
-    def parts(
-        self,
-        name: str,
-        rows: Iterable[T],
-        write: Callable[[Path, Iterator[T]], Any],
-        meter: Meter,
-        most: int | None = PART_ROWS,
-    ) -> list[Any]:
-        """Write rows in parts of at most `most`, each of which is a stage. Return the result of each part."""
-        source, results = iter(rows), list[Any]()
-        while True:
-            part = _Part(islice(source, most), write, meter)
-            found = self.stage(f"{name}-{len(results):05}", part.write)
-            if not part.rows:  # an earlier attempt wrote it
-                meter.skip(sum(1 for _ in islice(source, found["rows"])))
-            results.append(found["result"])
-            if most is None or found["rows"] < most:
-                return results
-
-    def collect(self) -> None:
-        """Put the files of all stages into the folder."""
-        places: dict[str, list[Path]] = {}
-        for stage in self._done.values():
-            for file in sorted(stage.iterdir()):
-                if file.name not in (MANIFEST, RESULT):
-                    places.setdefault(file.name, []).append(file)
-        for name, files in places.items():
-            if len(files) == 1:
-                _link(files[0], self.folder / name)
-            else:
-                concatenate(files, self.folder / name)
-
-
-class _Part(Generic[T]):
-    """A part of the rows of a split, which are counted when they are read."""
-
-    def __init__(self, source: Iterator[T], write: Callable[[Path, Iterator[T]], Any], meter: Meter) -> None:
-        self._source, self._write, self._meter, self.rows = source, write, meter, 0
-
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Write all rows into a folder; return their number and the result of writing."""
-        result = self._write(folder, self._counted())
-        return {"rows": self.rows, "result": result}
-
-    def _counted(self) -> Iterator[T]:
-        for row in self._source:
-            self.rows += 1
-            self._meter.add()
-            yield row
-
-
-def _link(file: Path, name: Path) -> None:
-    """Give a file a second name, or copy it if the file system has no hard links."""
-    try:
-        os.link(file, name)
-    except OSError:
-        shutil.copyfile(file, name)
-
-
 def prepared(folder: Path, key: dict[str, Any], build: Callable[[Preparation], None]) -> Path:
-    """Return the folder that `build` filled for exactly this key: the existing one if it is intact, else a new one."""
+    """Return the folder that `build` filled for exactly this key: the existing one if it is intact, else a new one.
+
+    Processes that prepare the same data in the same folder at the same time share the work.
+    """
     final, preparing = folder / "prepared", folder / PREPARING
     text = json.dumps({"format": FORMAT, **key}, ensure_ascii=False, indent=1, sort_keys=True, default=str)
-    with suppress(FolderError):  # absent, incomplete or damaged: it is only a copy of the sources
-        if verify(final).read_text("key.json") == text:
-            if preparing.exists():  # killed after the data was complete, unless another process has the lock
-                with suppress(StorageError), lock(preparing):
-                    discard(preparing)
+    while not _is_intact(final, text):
+        sweep(folder)
+        try:
+            with lock(preparing):
+                _lead(final, preparing, text, build)
             return final
-    sweep(folder)
-    with ExitStack() as held:
-        resumed = _open_stages(held, preparing, f"{text}\nstages {STAGES}")
-        with new_folder(final) as temporary:
-            preparation = Preparation(temporary, preparing if resumed else temporary / PREPARING)
-            build(preparation)
-            preparation.collect()
-            (temporary / "key.json").write_text(text, encoding="utf-8")
-            shutil.rmtree(temporary / PREPARING, ignore_errors=True)
-        if resumed:
-            with suppress(StorageError):
-                discard(preparing)  # in one step: a process that waits for the lock sees all of it or nothing
+        except LockedError:
+            if _is_led_for(preparing, text):
+                _help(final, preparing, text, build)
+            elif is_locked(preparing):  # another process prepares other data
+                _fill(final, None, text, build)
+                return final
+    if preparing.exists():  # killed after the data was complete, unless another process has the lock
+        with suppress(StorageError), lock(preparing):
+            discard(preparing)
     return final
 
 
-def _open_stages(held: ExitStack, preparing: Path, text: str) -> bool:
-    """Lock the folder of stages, and empty it if they belong to another key. Return False if another process has it."""
+def _is_intact(final: Path, text: str) -> bool:
+    """Return whether prepared data has this key, and no byte has changed."""
     try:
-        held.enter_context(lock(preparing))
-    except StorageError:
+        return open_folder(final).read_text(KEY) == text and bool(verify(final))
+    except FolderError:  # absent, incomplete or damaged: it is only a copy of the sources
         return False
-    key = preparing / "key.json"
-    with suppress(OSError, UnicodeDecodeError):
-        if key.read_text(encoding="utf-8") == text:
-            sweep(preparing)
+
+
+def _lead(final: Path, preparing: Path, text: str, build: Callable[[Preparation], None]) -> None:
+    """Prepare with the lock of the folder of stages, which is emptied if they belong to another key."""
+    if not _is_intact(final, text):  # another process may have made it since
+        if not _has_stages(preparing, text):
+            (preparing / KEY).unlink(missing_ok=True)
+            for path in preparing.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+            write_atomic(preparing / KEY, _stage_text(text).encode())
+        sweep(preparing)
+        _fill(final, preparing, text, build)
+    with suppress(StorageError):
+        discard(preparing)  # in one step: a process that waits for the lock sees all of it or nothing
+
+
+def _fill(final: Path, preparing: Path | None, text: str, build: Callable[[Preparation], None]) -> None:
+    """Prepare in stages of an own folder, or of `preparing`."""
+    with new_folder(final) as temporary:
+        own = temporary / PREPARING
+        preparation = Preparation(temporary, preparing or own)
+        build(preparation)
+        preparation.collect()
+        (temporary / KEY).write_text(text, encoding="utf-8")
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _help(final: Path, preparing: Path, text: str, build: Callable[[Preparation], None]) -> None:
+    """Make stages for the process that leads, and wait until it has joined them, or has ended."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
+            build(Preparation(Path(temporary), preparing, leads=False))
+    except LeaderGoneError:
+        return
+    except (FolderError, StorageError):
+        if not _is_intact(final, text):  # otherwise the stages were removed because all are joined
+            raise
+    while is_locked(preparing):
+        report("waiting for the process that joins the parts")
+        time.sleep(WAIT)
+
+
+def _is_led_for(preparing: Path, text: str) -> bool:
+    """Return whether a process that prepares the same data holds the lock. Wait until that is known."""
+    for _ in range(LOOKS):
+        if _has_stages(preparing, text):
             return True
-    for path in preparing.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-    key.write_text(text, encoding="utf-8")
-    return True
+        time.sleep(WAIT)  # it may be about to write the key
+    return False
+
+
+def _has_stages(preparing: Path, text: str) -> bool:
+    """Return whether the stages in a folder belong to this key."""
+    try:
+        return (preparing / KEY).read_text(encoding="utf-8") == _stage_text(text)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _stage_text(text: str) -> str:
+    return f"{text}\nstages {STAGES}"

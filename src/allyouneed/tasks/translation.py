@@ -15,7 +15,8 @@ from pydantic import model_validator
 from allyouneed.errors import ConfigError
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.direction import require_same_direction
-from allyouneed.tasks.pairs import AnySplit, PairTask, translation_scores
+from allyouneed.tasks.pair_files import AnySplit
+from allyouneed.tasks.pairs import PairTask, translation_scores
 from allyouneed.tasks.prepared import file_hashes
 from allyouneed.tasks.scale import text_bytes
 from allyouneed.text.codec import Codec

@@ -62,8 +62,13 @@ def open_text(path: Path) -> BinaryIO:
 
 def lines(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, without line ends."""
-    for number, raw in enumerate(_raw_lines(path), 1):
-        yield decode_text(raw.removesuffix(b"\r"), path, number)
+    number = 1
+    for raw in _whole_lines(path):
+        found = decode_text(raw, path, number).split("\n")  # many lines at once: a quarter of the time
+        if b"\r" in raw:
+            found = [line.removesuffix("\r") for line in found]
+        yield from found
+        number += len(found)
 
 
 def blocks(path: Path) -> Iterator[str]:
@@ -113,18 +118,20 @@ def without_mark(block: bytes, path: Path) -> bytes:
     return block.removeprefix(codecs.BOM_UTF8)
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of whole lines, about a block of them at a time, without the last LF."""
     parts: list[bytes] = []  # pieces of the current line: joining them once keeps this linear
     held, number = 0, 1
     for block in _blocks(path):
-        *whole, tail = block.split(b"\n")
-        for piece in whole:
-            _refuse_long(path, number, held + len(piece))
-            yield b"".join([*parts, piece])
-            number, held = number + 1, 0
+        end = block.rfind(b"\n")
+        if end >= 0:
+            _refuse_long(path, number, held + block.find(b"\n"))
+            whole = b"".join([*parts, block[:end]])
+            number, held = number + whole.count(b"\n") + 1, 0
             parts.clear()
-        parts.append(tail)
-        held += len(tail)
+            yield whole
+        parts.append(block[end + 1 :])
+        held += len(parts[-1])
         if held > LONGEST_LINE:
             _refuse_lone_carriage_returns(path, b"".join(parts), number > 1)
         _refuse_long(path, number, held)
@@ -195,17 +202,16 @@ def merged(parts: Sequence[dict[str, Any]]) -> Skips:
 
 def parallel(source: Path, target: Path) -> Iterator[Pair]:
     """Yield the pairs of two files with the same number of lines."""
-    ours, theirs = 0, 0
-    for left, right in zip_longest(lines(source), lines(target)):
-        ours, theirs = ours + (left is not None), theirs + (right is not None)
-        if left is not None and right is not None:
-            yield left, right
-    if ours != theirs:
-        first = min(ours, theirs) + 1
-        raise DataError(
-            f"{source} has {ours:,} lines, {target} has {theirs:,}: they should have the same number, "
-            f"each line the translation of the other (line {first:,} has no partner)"
-        )
+    left, right = lines(source), lines(target)
+    for number, (ours, theirs) in enumerate(zip_longest(left, right), 1):
+        if ours is None or theirs is None:
+            longer = number + sum(1 for _ in (right if ours is None else left))
+            counts = (number - 1, longer) if ours is None else (longer, number - 1)
+            raise DataError(
+                f"{source} has {counts[0]:,} lines, {target} has {counts[1]:,}: they should have the same number, "
+                f"each line the translation of the other (line {number:,} has no partner)"
+            )
+        yield ours, theirs
 
 
 def chunks(rows: Iterator[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
@@ -226,8 +232,8 @@ def filled(rows: Iterator[Pair], skips: Skips, names: Pair = ("source", "target"
     """Yield the pairs without an empty side; count the others in `skips`."""
     for pair in rows:
         skips.read += 1
-        missing = [name for name, text in zip(names, pair, strict=True) if not text.strip()]
-        if missing:
-            skips.skip(f"empty {' and '.join(missing)}")
-        else:
+        if pair[0].strip() and pair[1].strip():
             yield pair
+        else:
+            missing = [name for name, text in zip(names, pair, strict=True) if not text.strip()]
+            skips.skip(f"empty {' and '.join(missing)}")

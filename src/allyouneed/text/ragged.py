@@ -8,6 +8,7 @@ Plain numbers, no pickle.
 
 import shutil
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from allyouneed.errors import FolderError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+TOGETHER = 1 << 11  # sequences that are written together
 _CHUNK = 1 << 20  # sequences whose lengths are computed together
 
 
@@ -36,14 +38,16 @@ class RaggedWriter:
 
     def extend(self, sequences: Iterable[Sequence[int] | bytes]) -> None:
         """Append sequences."""
-        lengths = []
-        for sequence in sequences:
-            raw = sequence if isinstance(sequence, bytes) else np.asarray(sequence, self._dtype).tobytes()
-            self._values.write(raw)
-            lengths.append(len(sequence))
-        ends = self._end + np.cumsum(lengths, dtype="<i8")
-        self._ends.write(ends.tobytes())
-        self._end += sum(lengths)
+        source = iter(sequences)
+        while given := list(islice(source, TOGETHER)):
+            lengths = np.fromiter(map(len, given), np.int64, len(given))
+            if self._dtype.itemsize == 1:
+                self._values.write(b"".join(map(bytes, given)))
+            else:  # one array of all: twice as fast as one for each
+                self._values.write(np.fromiter(chain.from_iterable(given), self._dtype, int(lengths.sum())).tobytes())
+            ends = self._end + np.cumsum(lengths, dtype="<i8")
+            self._ends.write(ends.tobytes())
+            self._end = int(ends[-1])
 
     def __enter__(self) -> "RaggedWriter":
         return self

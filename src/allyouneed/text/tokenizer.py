@@ -13,8 +13,6 @@ and SentencePiece models (`sentencepieces.py`), whose file is not one of the lib
 """
 
 import json
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ from tokenizers import Tokenizer as Library
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.text.child_training import TrainProgress, train_in_child
+from allyouneed.text.library_threads import THREADS
 from allyouneed.text.pictures import Pictures, is_pictures
 from allyouneed.text.sentencepieces import SentencePieces, is_sentencepiece
 from allyouneed.text.specials import SPECIALS, UNK
@@ -45,9 +44,6 @@ TRAINED_HERE = {"bpe": 1 << 18, "unigram": 1 << 15}
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
 AnyKind = Kind | Literal["wordpiece", "sentencepiece", "pictures"]  # the first two: only imported
 BYTES = 256
-
-# The library warns when a process that used its threads is forked. `THREADS` enables threads explicitly.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TokenizerConfig(Config):
@@ -80,6 +76,7 @@ class Tokenizer:
         self.picture = library.config if isinstance(library, Pictures) else None  # how it reads images
         self.controls = frozenset(number for name, number in self.vocabulary.items() if _is_control(name))
         self._characters = _character_table(self.vocabulary) if self.kind == "characters" else None
+        self.ends_words_at_blanks = _ends_words_at_blanks(library)  # as long_texts.py needs it
         names = [name for name, number in self.vocabulary.items() if number not in self.controls]
         # Words can have any length, and a normaliser can shorten a text.
         simple = library.normalizer is None or isinstance(library.normalizer, normalizers.Prepend)
@@ -349,6 +346,15 @@ def _is_control(name: str) -> bool:
     return len(name) > 3 and name.startswith("< ") and name.endswith(" >")
 
 
+def _ends_words_at_blanks(library: Library | SentencePieces | Pictures) -> bool:
+    """Return whether a text is split into words as by GPT-2, without any change before."""
+    if not isinstance(library, Library):
+        return False
+    words = library.pre_tokenizer
+    plain = isinstance(words, pre_tokenizers.ByteLevel) and words.use_regex and not words.add_prefix_space
+    return plain and library.normalizer is None and not library.get_added_tokens_decoder()
+
+
 def _kind_of(library: Library | SentencePieces | Pictures) -> AnyKind:
     if isinstance(library, SentencePieces | Pictures):
         return "sentencepiece" if isinstance(library, SentencePieces) else "pictures"
@@ -371,30 +377,3 @@ def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np
     table = np.full(max(known, default=0) + 1, UNK, dtype=np.int64)
     table[list(known)] = list(known.values())
     return table
-
-
-class _Threads:
-    """A context in which the library may use threads. Elsewhere it may not, so that a fork is safe and silent.
-
-    The setting is process-wide, and calls overlap in the threads of a server. The first call to enter stores the old
-    setting; the last one to leave restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, "false"
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = os.environ["TOKENIZERS_PARALLELISM"]
-                os.environ["TOKENIZERS_PARALLELISM"] = "true"
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                os.environ["TOKENIZERS_PARALLELISM"] = self._before
-
-
-THREADS = _Threads()
