@@ -97,11 +97,13 @@ def read_adapter(path: Path, model: nn.Module, sha256: str) -> Adapter:
             f"{sealed.path}: belongs to another model: {config.folder} (sha256 {config.base[:12]}), not to one of "
             f"sha256 {sha256[:12]}"
         )
-    thin = pair_up(sealed.read_tensors(WEIGHTS), model, sealed.path / WEIGHTS)
+    thin = pair_up(sealed.read_tensors(WEIGHTS), config.rank, model, sealed.path / WEIGHTS)
     return Adapter(sealed.path, config, thin, sealed.files[WEIGHTS].sha256, sealed.files)
 
 
-def pair_up(tensors: Mapping[str, Tensor], model: nn.Module, where: Path) -> dict[str, tuple[Tensor, Tensor]]:
+def pair_up(
+    tensors: Mapping[str, Tensor], rank: int, model: nn.Module, where: Path
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B by the name of their matrix. Raise FolderError if the model has no such matrix."""
     shapes = {name: weight.shape for name, weight in model.named_parameters()}
     found: dict[str, tuple[Tensor, Tensor]] = {}
@@ -109,7 +111,9 @@ def pair_up(tensors: Mapping[str, Tensor], model: nn.Module, where: Path) -> dic
         a_RD, b_NR = tensors.get(name + A), tensors.get(name + B)
         if a_RD is None or b_NR is None or a_RD.ndim != 2 or shapes.get(name) != (len(b_NR), a_RD.shape[1]):
             raise FolderError(f"{where}: {name}: is not a matrix of the model, or of another shape")
-        if b_NR.shape[1:] != a_RD.shape[:1]:
-            raise FolderError(f"{where}: {name}: A has {len(a_RD)} rows, and B has the shape {tuple(b_NR.shape)}")
+        if (len(a_RD), b_NR.shape[1:]) != (rank, (rank,)):  # their product is divided by it
+            raise FolderError(
+                f"{where}: {name}: A has {len(a_RD)} rows, and B the shape {tuple(b_NR.shape)}, but the rank is {rank}"
+            )
         found[name] = a_RD, b_NR
     return found

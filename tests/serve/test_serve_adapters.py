@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allyouneed import load
 from allyouneed.adapter import A, AdapterConfig, B, save_adapter
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import load_folder
 from allyouneed.kernels.products import PANEL
 from allyouneed.serve.backend import Backend
@@ -24,14 +24,14 @@ TEXTS = ["forty one", "nine hundred and six", "two"]
 RANK = 2
 
 
-def make_adapter(base: Path, folder: Path, seed: int, pattern: str = ".blocks.") -> Path:
+def make_adapter(base: Path, folder: Path, seed: int, pattern: str = ".blocks.", rank: int = RANK) -> Path:
     """Write a random adapter of the matrices whose names contain a pattern."""
     torch.manual_seed(seed)
     bundle, tensors = load_folder(base), dict[str, Tensor]()
     for name, weight in bundle.model.named_parameters():
         if weight.ndim == 2 and pattern in name:
             tensors |= {name + A: torch.randn(RANK, weight.shape[1]), name + B: torch.randn(len(weight), RANK) / 4}
-    save_adapter(folder, AdapterConfig(base=bundle.sha256, folder=str(base), rank=RANK, alpha=3.0), tensors)
+    save_adapter(folder, AdapterConfig(base=bundle.sha256, folder=str(base), rank=rank, alpha=3.0), tensors)
     return folder
 
 
@@ -130,7 +130,15 @@ def test_an_adapter_of_other_matrices_is_merged(base: Path, tmp_path: Path) -> N
     folder = make_adapter(base, tmp_path / "tables", seed=5, pattern="weight_VD")
     setup = Source(models=[str(base)], adapters=[f"tables={folder}"]).read()
     served = setup.open("tables")
+    assert served.base is None  # it has weights of its own
     assert served.bundle.translate(TEXTS) == load(base, adapter=folder).translate(TEXTS)  # type: ignore[attr-defined]
+
+
+def test_an_adapter_whose_rank_is_another_is_refused(base: Path, tmp_path: Path) -> None:
+    """The product of its matrices would be divided by a wrong number."""
+    folder = make_adapter(base, tmp_path / "four", seed=5, rank=4)
+    with pytest.raises(FolderError, match="A has 2 rows, .* but the rank is 4"):
+        load(base, adapter=folder)
 
 
 def test_adapters_on_the_command_line_need_their_base(

@@ -106,12 +106,16 @@ def test_damaged_idx_files_and_tables(tmp_path: Path) -> None:
     fewer = write_idx(tmp_path, "b", random_images(3), [0, 1])
     Path(cut := str(tmp_path / "c-images-idx3-ubyte")).write_bytes(gzip.decompress(Path(whole).read_bytes())[:-5])
     Path(huge := str(tmp_path / "d-images-idx3-ubyte")).write_bytes(struct.pack(">4I", 0x803, *[0xFFFFFFFF] * 3))
+    for name, start in (("e", (0x801, 3)), ("f", (0x803, 3, 0, 0))):
+        (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(f">{len(start)}I", *start) + bytes(3))
     (tmp_path / "t.tsv").write_text("one\ta.png\nno tab\n")
     (tmp_path / "empty").mkdir()
     for source, message in (
         (fewer, "3 images, but 2 labels"),
         (cut, "43 values; its header states 3 x 4 x 4"),
         (huge, "0 values; its header states 4,294,967,295 x"),
+        (str(tmp_path / "e-images-idx3-ubyte"), "not an idx file of images"),
+        (str(tmp_path / "f-images-idx3-ubyte"), "not an idx file of images"),
         (str(tmp_path / "t.tsv"), "line 2: should be a class, a TAB"),
         (str(tmp_path / "empty"), "should hold a folder for each class"),
         (str(tmp_path / "gone"), "no such file"),

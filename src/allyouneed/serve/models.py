@@ -16,7 +16,7 @@ from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
 from allyouneed.pipeline import optimized
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.shared_weights import adapted, has_files, is_current, open_base
+from allyouneed.serve.shared_weights import adapted, has_files, is_current, open_base, shares_weights
 from allyouneed.serve.terms import ServedTerms, read_terms
 from allyouneed.shortlist.build import require_shortlist, translates
 from allyouneed.shortlist.table import Shortlist
@@ -99,19 +99,20 @@ def open_model(
     """
     if options.ctranslate2:
         return _open_ctranslate2(name, folder, languages, options, adapter)
-    base = bundle = open_base(folder, options.device, options.int8)
+    kept = base = bundle = open_base(folder, options.device, options.int8)
     _refuse_pictures(bundle, folder)
     read = None
     if adapter is not None:
         read = read_adapter(Path(adapter), base.model, base.sha256)
         bundle = adapted(base, read, options.device, options.int8)
+        kept = base if shares_weights(base, read) else None  # a merged model needs no base
         read = replace(read, thin={})  # the model has its own
     if bundle.codec.tags and languages is not None:
         bundle = replace(bundle, codec=in_languages(bundle, *languages))
     needed = options.shortlist and (bundle.shortlist is not None or translates(bundle))
     listed = require_shortlist(bundle) if needed else None
     pair, search = languages or _languages(bundle), _search(bundle)
-    return Served(name, bundle, pair, search, _created(bundle), None, listed, adapter=read, base=base)
+    return Served(name, bundle, pair, search, _created(bundle), None, listed, adapter=read, base=kept)
 
 
 def _open_ctranslate2(

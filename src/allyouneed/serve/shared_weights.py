@@ -33,10 +33,15 @@ def open_base(folder: str, device: str, int8: bool) -> Pipeline:
 
 def adapted(base: Pipeline, adapter: Adapter, device: str, int8: bool) -> Pipeline:
     """Return a model with an adapter. It shares the weights of its base where that is possible."""
-    if unshared(base.model, adapter.thin):
+    if not shares_weights(base, adapter):
         return optimized(load_folder(base.path, device, adapter=adapter.path), int8)
     thin = {name: (a_RD, adapter.scale * b_NR) for name, (a_RD, b_NR) in adapter.thin.items()}
     return replace(base, model=with_adapter(base.model, thin), sha256=adapter.sha256)
+
+
+def shares_weights(base: Pipeline, adapter: Adapter) -> bool:
+    """Return whether a model with an adapter can share the weights of its base."""
+    return not unshared(base.model, adapter.thin)
 
 
 def is_current(bundle: Bundle) -> bool:

@@ -231,8 +231,9 @@ def read_idx(path: Path, kind: str) -> Array:
     with open_text(path) as file:
         data = file.read(LARGEST_IDX)
     dimensions = 3 if kind == IMAGES else 1
-    header = np.frombuffer(data[: 4 * (1 + dimensions)], ">u4").tolist()
-    if len(header) <= dimensions or header[0] != MAGIC[kind]:
+    start = data[: 4 * (1 + dimensions)].ljust(4 * (1 + dimensions), b"\0")
+    header = np.frombuffer(start, ">u4").tolist()
+    if header[0] != MAGIC[kind] or 0 in header[1:]:
         raise DataError(f"{path}: not an idx file of {'images' if kind == IMAGES else 'labels'}, one byte a value")
     values = np.frombuffer(data, np.uint8, offset=4 * len(header))
     if len(values) != np.prod(header[1:], dtype=object):
