@@ -137,7 +137,7 @@ def test_an_adapter_of_other_matrices_is_merged(base: Path, tmp_path: Path) -> N
 def test_an_adapter_whose_rank_is_another_is_refused(base: Path, tmp_path: Path) -> None:
     """The product of its matrices would be divided by a wrong number."""
     folder = make_adapter(base, tmp_path / "four", seed=5, rank=4)
-    with pytest.raises(FolderError, match="A has 2 rows, .* but the rank is 4"):
+    with pytest.raises(FolderError, match=r"A has 2 rows, .* but the rank is 4"):
         load(base, adapter=folder)
 
 
