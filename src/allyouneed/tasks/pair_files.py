@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ import numpy as np
 
 from allyouneed.errors import DataError
 from allyouneed.randomness import generator
+from allyouneed.tasks.casing import Copies
 from allyouneed.tasks.corpus_tags import different
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.pair_split import SIDES
@@ -56,7 +57,8 @@ def build_pairs(task: "PairTask", preparation: Preparation, seed: int, given: Co
     parts: list[dict[str, Any]] = []
     for split in SPLITS:
         if task.corpora(split, seed):
-            meter = Meter(f"encoding {split}", "pairs", read or None if split == "train" else None)
+            rows = read + len(task.copies()) * (read // task.copies_every())
+            meter = Meter(f"encoding {split}", "pairs", rows or None if split == "train" else None)
             writer = _SplitWriter(task, codec, split, seed, overlap if split == "train" else None)
             found = _write_split(writer, preparation, meter)
             notes += _notes(task, split, found, preparation.folder)
@@ -69,6 +71,7 @@ def build_pairs(task: "PairTask", preparation: Preparation, seed: int, given: Co
 def _train_tokenizers(task: "PairTask", seed: int) -> tuple[Codec, int]:
     """Return the codec, and the number of training pairs that were read."""
     counter = SentenceCounter((task.languages() or (None,))[0])
+    changed = task.copies()
     every = max(1, min(task.training_bytes(), TOKENIZER_BYTES) // SENTENCES_BYTES)
     most = 0
 
@@ -81,6 +84,8 @@ def _train_tokenizers(task: "PairTask", seed: int) -> tuple[Codec, int]:
                 counter.add(pair[0])
             for number in numbers:
                 yield pair[number]
+            for copy in filter(None, (copies.of_one(pair, place) for copies in changed)):
+                yield from (copy[number] for number in numbers if copy[number] != pair[number])
         most = skips.read
         if not skips.kept:
             raise DataError(_nothing_left(task, "train", skips))
@@ -146,11 +151,12 @@ class _SplitWriter:
             for side in sides:
                 stack.callback(side.close)
             for corpus, of_corpus in groupby(rows, itemgetter(0)):
-                usable = chunks(filled((pair for _, pair in of_corpus), skips))
+                counted = Skips(self.split) if self._copies(corpus) else skips
+                usable = chunks(filled((pair for _, pair in of_corpus), counted))
                 for count, fitting, known in ahead(partial(self._encoded, corpus), usable):
                     shared.append(known)
                     for _ in range(count - len(fitting)):
-                        skips.skip(f"longer than max_length={task.max_length} tokens")
+                        counted.skip(f"longer than max_length={task.max_length} tokens")
                     kept[corpus] = kept.get(corpus, 0) + len(fitting)
                     for number, side in enumerate(sides):
                         side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
@@ -161,9 +167,17 @@ class _SplitWriter:
     def _encoded(
         self, corpus: int, chunk: list[Pair]
     ) -> tuple[int, list[tuple[tuple[list[int], list[int]], Pair]], Shared]:
-        shared = self.overlap.shared(chunk) if self.overlap is not None else {}
-        tagged = self.split == "train" and self.task.corpus_tags()[corpus] is not None
+        copies = self._copies(corpus)
+        if copies is not None:
+            chunk = list(copies.of(chunk))
+        shared = self.overlap.shared(chunk) if self.overlap is not None and copies is None else {}
+        tagged = self.split == "train" and self.task.tags_with_copies()[corpus] is not None
         return len(chunk), list(_encode(self.task, self.codec, chunk, int(tagged))), shared
+
+    def _copies(self, corpus: int) -> Copies | None:
+        """Return how a corpus changes pairs, if it consists of copies."""
+        place = corpus // len(self.task.weights())
+        return self.task.copies()[place - 1] if self.split == "train" and place else None
 
 
 def _write_split(writer: _SplitWriter, preparation: Preparation, meter: Meter) -> list[dict[str, Any]]:
@@ -171,9 +185,10 @@ def _write_split(writer: _SplitWriter, preparation: Preparation, meter: Meter) -
     split, task = writer.split, writer.task
 
     def rows() -> Iterator[Numbered]:
-        return (
-            (number, pair) for number, of_corpus in enumerate(task.corpora(split, writer.seed)) for pair in of_corpus
-        )
+        corpora = task.corpora(split, writer.seed)
+        for _ in task.copies() if split == "train" else ():  # pairs are changed when they are encoded
+            corpora += [islice(one, 0, None, task.copies_every()) for one in task.corpora(split, writer.seed)]
+        return ((number, pair) for number, of_corpus in enumerate(corpora) for pair in of_corpus)
 
     # Words of BPE dropout are numbered across the whole text.
     whole = split == "train" and any(config.dropout for config in task.tokenizers())
@@ -186,12 +201,14 @@ def _notes(task: "PairTask", split: AnySplit, parts: list[dict[str, Any]], folde
     if not skips.kept:
         raise DataError(_nothing_left(task, split, skips))
     notes = [f"{split}: {skips.kept:,} pairs", *skips.notes()]
-    if split == "train" and len(task.weights()) > 1:
-        tags = task.corpus_tags()
-        counts = save_counts(folder, parts, task.weights(), bool(different(tags)))
-        for number, (count, tag) in enumerate(zip(counts, tags, strict=True)):
+    weights, tags, own = task.weights_with_copies(), task.corpus_tags(), len(task.weights())
+    if split == "train" and len(weights) > 1:
+        counts = save_counts(folder, parts, weights, bool(different(tags)))
+        for number, (count, tag) in enumerate(zip(counts, tags, strict=False) if own > 1 else ()):
             tagged = "" if tag is None else f", their sources with the tag {tag}"
             notes.append(f"{split}: {task.describe(split, number)}: {count:,} pairs{tagged}")
+        for number, copies in enumerate(task.copies(), 1):
+            notes.append(f"{split}: {sum(counts[number * own :][:own]):,} pairs also {copies.name}")
     return notes
 
 

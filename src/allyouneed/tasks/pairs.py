@@ -14,11 +14,13 @@ from pydantic import Field, model_validator
 from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.casing import Copies
 from allyouneed.tasks.collate import text_pair_batch
 from allyouneed.tasks.corpus_tags import RowTags, require_known_tags
 from allyouneed.tasks.pair_files import SPLITS, AnySplit, build_pairs
 from allyouneed.tasks.pair_split import SIDES, Mixture, PairSplit
 from allyouneed.tasks.prepared import codec_key, prepared
+from allyouneed.tasks.scale import sample_step
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
 from allyouneed.tasks.weighting import key_of, read_shares
 from allyouneed.text.codec import Codec
@@ -77,6 +79,23 @@ class PairTask(TaskConfig):
         """Return the tag of each training corpus, which is put in front of its sources."""
         return [None]
 
+    def copies(self) -> Sequence[Copies]:
+        """Return the changed copies of training pairs that are read, too: each as further corpora, after all others."""
+        return ()
+
+    def copies_every(self) -> int:
+        """Return n: every n-th training pair has copies."""
+        return sample_step(self.training_bytes()) if self.copies() else 1
+
+    def weights_with_copies(self) -> list[float]:
+        """Return how often a pair of each training corpus, and of the copies of each, is read in an epoch."""
+        own, every = self.weights(), self.copies_every()
+        return own + [copies.share * every * weight for copies in self.copies() for weight in own]
+
+    def tags_with_copies(self) -> list[str | None]:
+        """Return the tag of each training corpus, and of the copies of each."""
+        return self.corpus_tags() * (1 + len(self.copies()))
+
     def training_bytes(self) -> int:
         """Return about how many bytes of text the training pairs have. 0: few."""
         return 0
@@ -130,6 +149,7 @@ class PairTask(TaskConfig):
         settings = {"tokenizers": tokenizers, "sampled": sampled, "shared": self.shared, "max_length": self.max_length}
         key = {"task": self.type, "sources": self.sources(seed), **settings, **key_of(self.weights())}
         key |= codec_key(codec)
+        key |= {"copies": {copies.name: copies.share for copies in self.copies()}} if self.copies() else {}
         return PairData(self, prepared(folder, key, lambda preparation: build_pairs(self, preparation, seed, codec)))
 
 
@@ -145,7 +165,8 @@ class PairData(TaskData):
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         # All files are mapped now, so preparing the folder again does not change this object.
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
-        mixture = Mixture(read_shares(folder, task.weights()), RowTags.load(folder, self.codec, task.corpus_tags()))
+        shares, tags = read_shares(folder, task.weights_with_copies()), task.tags_with_copies()
+        mixture = Mixture(shares, RowTags.load(folder, self.codec, tags))
         dropouts, sizes = [config.dropout for config in task.tokenizers()], (task.max_length, task.batch_tokens)
         self._splits = {
             split: PairSplit(folder, split, self.codec, dropouts, *sizes, mixture if split == "train" else Mixture())

@@ -27,7 +27,12 @@ def text_bytes(files: Iterable[Path]) -> int:
 
 def tokenizer_sample(rows: Iterable[T], size: int) -> Iterator[T]:
     """Yield the rows that a tokeniser learns from: all of a text of `size` bytes, or every n-th of a large one."""
-    return islice(rows, 0, None, max(1, -(-size // TOKENIZER_BYTES)))
+    return islice(rows, 0, None, sample_step(size))
+
+
+def sample_step(size: int) -> int:
+    """Return n: every n-th row of a text of `size` bytes is a sample of at most about 128 MiB."""
+    return max(1, -(-size // TOKENIZER_BYTES))
 
 
 def ahead(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -5,7 +5,7 @@ arXiv:1706.03762.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from allyouneed.errors import ConfigError
 from allyouneed.tasks.base import Score
+from allyouneed.tasks.casing import CasingConfig, Copies, cased_copies
 from allyouneed.tasks.direction import require_same_direction
 from allyouneed.tasks.pair_files import AnySplit
 from allyouneed.tasks.pairs import PairTask, translation_scores
@@ -46,6 +47,7 @@ class TranslationConfig(PairTask):
     train: PairCorpora  # [source file, target file], one file with both, or several corpora (docs/data.md)
     valid: PairCorpora
     test: PairCorpora | None = None
+    casing: CasingConfig | None = None  # copies of training pairs in capitals and in title case
     tags: tuple[str, str] | None = None  # source and target language of a multilingual model that is trained on
 
     @model_validator(mode="after")
@@ -106,6 +108,9 @@ class TranslationConfig(PairTask):
 
     def corpus_tags(self) -> list[str | None]:
         return [corpus.tag for corpus in self.train]
+
+    def copies(self) -> Sequence[Copies]:
+        return cased_copies(self.casing, self.tags or self.languages())
 
     def read_pairs(self, files: Any) -> Iterator[Pair]:
         return pairs(files, self.train)
