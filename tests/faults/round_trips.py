@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import io
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,8 @@ import hf_folders as their
 import torch
 import transformers
 from engine_models import program
-from trip_cases import Maker, cases
+from trip_cases import Maker, cases, tokenizer_of
+from trip_table import table
 
 from allyouneed.cli import run
 from allyouneed.folder import Bundle, load_folder
@@ -338,17 +338,6 @@ class Trip:
         return done.stdout
 
 
-def tokenizer_of(folder: Path) -> Any:
-    """Return the tokenizer of a folder. AutoTokenizer ignores the splitter of tokenizer.json for some architectures."""
-    settings = (
-        json.loads((folder / "tokenizer_config.json").read_text())
-        if (folder / "tokenizer_config.json").exists()
-        else {}
-    )
-    fast = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
-    return (transformers.PreTrainedTokenizerFast if fast else transformers.AutoTokenizer).from_pretrained(folder)
-
-
 def _writes(model: Any) -> bool:
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel", "WithLMHead"))
 
@@ -376,23 +365,6 @@ def travel(name: str, make: Maker, folder: Path) -> tuple[dict[str, str], list[s
     return found, faults
 
 
-def table(results: dict[str, dict[str, str]]) -> str:
-    """Return the results as a table with footnotes."""
-    notes: dict[str, int] = {}
-
-    def cell(value: str) -> str:
-        if value in ("ok", "-", "FAULT"):
-            return value
-        reason = re.sub(r"^allyouneed: |^error: ", "", value)
-        return f"[{notes.setdefault(reason, len(notes) + 1)}]"
-
-    rows = [[name, *(cell(found[step]) for step in STEPS)] for name, found in results.items()]
-    wide = max(len(row[0]) for row in rows)
-    head = "".join(f"{one:>8}" for one in STEPS)
-    lines = [f"{'':{wide}}{head}", *(f"{row[0]:{wide}}" + "".join(f"{one:>8}" for one in row[1:]) for row in rows)]
-    return "\n".join([*lines, *(f"[{number}] {reason}" for reason, number in notes.items())])
-
-
 def main() -> None:
     """Make all trips, or those whose names contain the given words."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -411,7 +383,7 @@ def main() -> None:
             results[name], more = travel(name, make, (given.keep or Path(temporary)) / f"{number:02}")
             faults += more
             print(f"{name}: {' '.join(f'{k}={v}' for k, v in results[name].items())}", *more, sep="\n  ", flush=True)
-    print("", table(results), "", *faults, sep="\n")
+    print("", table(results, STEPS), "", *faults, sep="\n")
     if given.json:
         given.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     sys.exit(bool(faults))

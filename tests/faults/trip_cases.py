@@ -1,5 +1,6 @@
 """Small random Hugging Face folders, one of each architecture and class that can be imported (round_trips.py)."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import hf_folders as their
 import spm_folders
+import transformers
 
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 
@@ -46,3 +48,14 @@ def cases() -> dict[str, Maker]:
             if hasattr(heads, name) and any(name in one.classes for one in ARCHITECTURES.values()):
                 found[name] = partial(their.encoder, kind=kind, head=head)
     return found
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Return the tokenizer of a folder. AutoTokenizer ignores the splitter of tokenizer.json for some architectures."""
+    settings = (
+        json.loads((folder / "tokenizer_config.json").read_text())
+        if (folder / "tokenizer_config.json").exists()
+        else {}
+    )
+    fast = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
+    return (transformers.PreTrainedTokenizerFast if fast else transformers.AutoTokenizer).from_pretrained(folder)

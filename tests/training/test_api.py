@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tuning_runs import OTHER, first_loss, make_classifier, make_translator, write_labels, write_pairs
+from tuning_runs import OTHER, first_loss, write_labels, write_pairs
 
 import allyouneed
 from allyouneed.cli import run
@@ -55,11 +55,6 @@ def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_translator(tmp_path_factory.mktemp("general"))
-
-
 def test_start_tunes_a_model_on_files_as_the_command_does(translator: str, tmp_path: Path) -> None:
     base, files = load_folder(translator), [Path(name) for name in write_pairs(tmp_path, "other", OTHER)]
     given = {"train": files, "valid": files, "steps": 2, "progress": False}
@@ -90,8 +85,8 @@ def test_start_with_a_recipe_object_keeps_what_it_does_not_set(translator: str, 
     assert (found["dropout"], found["width"], found["encoder_layers"]) == (0.0, 16, 1)
 
 
-def test_start_with_another_task(tmp_path: Path) -> None:
-    classifier, table = make_classifier(tmp_path), write_labels(tmp_path, "other.tsv", "xyz")
+def test_start_with_another_task(classifier: str, tmp_path: Path) -> None:
+    table = write_labels(tmp_path, "other.tsv", "xyz")
     tuned = allyouneed.train(
         None, tmp_path / "run", start=classifier, task="classification", train=table, valid=table, steps=1
     )

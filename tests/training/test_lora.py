@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tuning_runs import OTHER, command, make_classifier, make_translator, refused, write_labels, write_pairs
+from tuning_runs import OTHER, command, refused, write_labels, write_pairs
 
 from allyouneed import load
 from allyouneed.cli import run
@@ -28,11 +28,6 @@ LORA = [*ALONE, "--set", "train.lora.rank=2", "--set", "train.lora.alpha=6", "--
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lora")
-
-
-@pytest.fixture(scope="module")
-def translator(folder: Path) -> str:
-    return make_translator(folder)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +162,7 @@ def test_weights_are_frozen_by_name(translator: str, data: list[str], tmp_path: 
 
 
 def test_what_lora_cannot_do_is_refused(
-    folder: Path, translator: str, adapted: Path, data: list[str], tmp_path: Path, capsys: Capture
+    folder: Path, translator: str, classifier: str, adapted: Path, data: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     out = ["--steps", 1, "--out", tmp_path / "run"]
 
@@ -180,7 +175,7 @@ def test_what_lora_cannot_do_is_refused(
     assert "train.freeze has no effect with train.lora" in error("train.lora.rank=2", 'train.freeze=["encoder.*"]')
     assert "set train.average='none'" in error("train.lora.rank=2", "train.average=ema")
     assert "'fsdp' trains all weights" in error("train.lora.rank=2", "train.parallel=fsdp")
-    classifier, labels = make_classifier(tmp_path), write_labels(tmp_path, "new.tsv", "xy")
+    labels = write_labels(tmp_path, "new.tsv", "xy")
     found = error("train.lora.rank=2", start=classifier, files=["--train", labels, "--valid", labels])
     assert "train.lora: the head is new (head.weight_VD, head.bias_V)" in found
     assert "start from one: train --from FOLDER" in refused(capsys, "train", "copy", "--set=train.lora.rank=2", *out)

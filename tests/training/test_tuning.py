@@ -11,9 +11,6 @@ from tuning_runs import (
     OTHER,
     command,
     first_loss,
-    make_classifier,
-    make_language_model,
-    make_translator,
     refused,
     tune,
     write_labels,
@@ -41,26 +38,6 @@ from allyouneed.verification.verify import verify_folder
 from allyouneed.weights import model_tensors
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tuning")
-
-
-@pytest.fixture(scope="module")
-def translator(folder: Path) -> str:
-    return make_translator(folder)
-
-
-@pytest.fixture(scope="module")
-def language_model(folder: Path) -> str:
-    return make_language_model(folder)
-
-
-@pytest.fixture(scope="module")
-def classifier(folder: Path) -> str:
-    return make_classifier(folder)
 
 
 def test_a_translator_learns_other_pairs_in_its_own_ids(translator: str, tmp_path: Path, capsys: Capture) -> None:

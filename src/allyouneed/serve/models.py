@@ -99,20 +99,20 @@ def open_model(
     """
     if options.ctranslate2:
         return _open_ctranslate2(name, folder, languages, options, adapter)
-    kept = base = bundle = open_base(folder, options.device, options.int8)
+    base = bundle = open_base(folder, options.device, options.int8)
     _refuse_pictures(bundle, folder)
-    read = None
+    read, kept = None, True
     if adapter is not None:
         read = read_adapter(Path(adapter), base.model, base.sha256)
         bundle = adapted(base, read, options.device, options.int8)
-        kept = base if shares_weights(base, read) else None  # a merged model needs no base
+        kept = shares_weights(base, read)  # a merged model needs no base
         read = replace(read, thin={})  # the model has its own
     if bundle.codec.tags and languages is not None:
         bundle = replace(bundle, codec=in_languages(bundle, *languages))
     needed = options.shortlist and (bundle.shortlist is not None or translates(bundle))
     listed = require_shortlist(bundle) if needed else None
     pair, search = languages or _languages(bundle), _search(bundle)
-    return Served(name, bundle, pair, search, _created(bundle), None, listed, adapter=read, base=kept)
+    return Served(name, bundle, pair, search, _created(bundle), None, listed, adapter=read, base=base if kept else None)
 
 
 def _open_ctranslate2(
