@@ -68,7 +68,11 @@ class Adapter:
 
 def _adapter_folder(path: Path) -> Path:
     """Return the adapter folder of a run folder, or the folder itself."""
-    return path / "adapter" if (path / "adapter").is_dir() else path
+    if (path / "adapter").is_dir():
+        return path / "adapter"
+    if (path / "model").is_dir():
+        raise FolderError(f"{path}: a run without an adapter; train.lora makes one")
+    return path
 
 
 def _read_config(sealed: Sealed) -> AdapterConfig:

@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.adapter import read_adapter
+from allyouneed.adapter import ADAPTER, read_adapter
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError, FolderError
@@ -71,7 +71,9 @@ KINDS: dict[str, tuple[str, set[str]]] = {
     "ctranslate2": ("an export for CTranslate2", {"model.bin", CONFIG}),
     "model": ("a model folder", {"codec.json", WEIGHTS, CONFIG}),
     "hf": ("an export for transformers of Hugging Face", {WEIGHTS, CONFIG}),
+    "adapter": ("an adapter (LoRA)", {ADAPTER}),
 }
+IMPORT = "`allyouneed import {} --out FOLDER` makes a model folder of it"
 
 Ids = Annotated[int, Field(ge=0, le=1 << 28)]
 
@@ -228,9 +230,7 @@ def load_folder(
             raise FolderError(f"{folder}: a checkpoint; an adapter belongs to a finished model")
         return _load_checkpoint(folder, device, sets)
     sealed = open_folder(folder, without=[] if shortlist else [SHORTLIST])
-    for name in (CONFIG, WEIGHTS):
-        if name not in sealed.files:
-            raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
+    _require_kind(sealed)
     config, card = _read_config(sealed, sets), sealed.read_text(CARD) if CARD in sealed.files else ""
     compact = compact and torch.device(device).type == "cpu" and adapter is None
     tensors = sealed.map_tensors(WEIGHTS) if compact else sealed.read_tensors(WEIGHTS)
@@ -288,6 +288,17 @@ def kind_of(path: Path) -> str | None:
     return next((kind for kind, (_, own) in KINDS.items() if own <= files), None)
 
 
+def _require_kind(sealed: Sealed) -> None:
+    """Raise FolderError, with what to do, if a folder with a manifest is not a model folder."""
+    kind, path = kind_of(sealed.path), sealed.path
+    if kind in ("onnx", "ctranslate2", "adapter"):
+        base = f"its base, and --adapter {path}" if kind == "adapter" else "the model that it was made from"
+        raise FolderError(f"{path}: is {KINDS[kind][0]}, not a model folder; give {base}")
+    for name in (CONFIG, WEIGHTS):
+        if name not in sealed.files:
+            raise FolderError(f"{path}: has no {name}; it is not a model folder")
+
+
 def folder_head(path: str | Path) -> tuple[FolderConfig, Codec]:
     """Return what a model folder, or a run folder, holds beside its weights: its config and its codec."""
     sealed = open_folder(_model_folder(Path(path)))
@@ -300,8 +311,7 @@ def folder_recipe(path: str | Path) -> tuple[Tree, str]:
     sealed = open_folder(_model_folder(Path(path)))
     if sealed.path.name == OUTLINE and WEIGHTS not in sealed.files:
         return _read_config(sealed).recipe, usable_checkpoint(sealed.path.parent).sha256
-    if WEIGHTS not in sealed.files:
-        raise FolderError(f"{sealed.path}: has no {WEIGHTS}; it is not a model folder")
+    _require_kind(sealed)
     return _read_config(sealed).recipe, sealed.files[WEIGHTS].sha256
 
 
@@ -322,13 +332,16 @@ def _model_folder(path: Path) -> Path:
         raise FolderError(
             f"{path}: this run was stopped before its first checkpoint; the same `allyouneed train` resumes it"
         )
+    if (path / CONFIG).is_file():
+        raise FolderError(f"{path}: not a model folder, but perhaps one of Hugging Face; {IMPORT.format(path)}")
     raise FolderError(f"{path}: not a model folder: it has no {MANIFEST} and no folder named model")
 
 
 def _read_config(sealed: Sealed, sets: Sequence[str] = ()) -> FolderConfig:
     where, tree = sealed.path / CONFIG, sealed.read_json(CONFIG)
     if not isinstance(tree, dict) or "format" not in tree:
-        raise FolderError(f"{where}: is not the config of a model")
+        remedy = f"; {IMPORT.format(sealed.path)}" if isinstance(tree, dict) and "model_type" in tree else ""
+        raise FolderError(f"{where}: is not the config of a model folder{remedy}")
     if tree["format"] != FORMAT:
         raise FolderError(
             f"{where}: format {tree['format']!r}; allyouneed {__version__} reads format {FORMAT}: is the folder newer?"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_commands import ENVIRONMENT, Commands
 
+from allyouneed.storage import new_folder
 from waiting import until
 
 WORDS = ("the house is green and very small", "das Haus ist grün und sehr klein")
@@ -59,6 +60,21 @@ def test_clean_and_split(run: Commands, pairs: Path) -> None:
     done = run("data", "split", "clean/a.en", "clean/a.de", "--out", "s", folder=pairs)
     assert done.status
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_only_folders_of_the_command_are_replaced(run: Commands, pairs: Path) -> None:
+    with new_folder(pairs / "model") as folder:
+        (folder / "model.safetensors").write_text("trained for days")
+    for command in ("check", "clean", "split"):
+        done = run("data", command, "a.en", "a.de", "--out", "model", folder=pairs)
+        assert done.status == 2
+        assert done.err.splitlines()[-1].startswith("error: --out model: was not written by `allyouneed data` and")
+    assert (pairs / "model" / "model.safetensors").read_text() == "trained for days"
+    assert run("data", "clean", "a.en", "a.de", "--out", "clean", folder=pairs).status == 0
+    assert run("data", "check", "a.en", "a.de", "--out", "clean", folder=pairs).status == 0
+    (pairs / "clean" / "notes.txt").write_text("mine")
+    done = run("data", "clean", "a.en", "a.de", "--out", "clean", folder=pairs)
+    assert "--out clean: notes.txt was added later and would be lost" in done.err
 
 
 @pytest.mark.parametrize(

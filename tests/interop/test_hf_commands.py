@@ -1,6 +1,7 @@
 """Commands work on an imported folder as on any model folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import hf_folders as their
@@ -112,7 +113,75 @@ def test_commands_on_an_encoder_without_classes(tmp_path: Path, command: Command
     assert "--quantization int8: --to hf writes float32, bfloat16, float16; int8 is for --to ctranslate2" in err
 
 
-def test_wrong_paths_and_formats_are_refused(tmp_path: Path, command: CommandRunner) -> None:
+def test_a_snapshot_in_the_cache_of_huggingface_hub_is_read(tmp_path: Path, command: CommandRunner) -> None:
+    """Its files are links to `blobs`."""
+    plain, _ = their.llama(tmp_path / "plain")
+    cache = tmp_path / "hub" / "models--org--name"
+    snapshot = cache / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(plain, cache / "blobs")
+    for file in plain.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    status, _, err = command("import", cache, "--out", tmp_path / "ours")
+    assert (status, err) == (
+        2,
+        f"error: {cache}: has no config.json; it is not a folder of Hugging Face; perhaps {snapshot} is meant\n",
+    )
+    for folder in (plain, snapshot):
+        assert command("import", folder, "--out", tmp_path / f"of-{folder.name}")[0] == 0
+    one, other = (tmp_path / f"of-{name}" / "model.safetensors" for name in ("plain", "0123abc"))
+    assert one.read_bytes() == other.read_bytes()
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../../../plain/config.json")
+    status, _, err = command("import", snapshot, "--out", tmp_path / "other")
+    assert status == 2
+    assert "config.json: is a link that leaves the folder" in err
+    shutil.rmtree(cache / "blobs")
+    (cache / "blobs").symlink_to(plain)  # a cache that was made to lead elsewhere
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../blobs/config.json")
+    status, _, err = command("import", snapshot, "--out", tmp_path / "other")
+    assert status == 2
+    assert "config.json: is a link that leaves the folder" in err
+
+
+def test_the_beam_of_generation_config_counts(tmp_path: Path, command: CommandRunner) -> None:
+    """As in `generate`, before that of config.json."""
+    folder, _ = their.marian(tmp_path / "theirs")
+    their.change_config(folder, num_beams=2)
+    file = folder / "generation_config.json"
+    tree = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**tree, "num_beams": 3, "max_length": 99}))
+    status, _, err = command("import", folder, "--out", tmp_path / "ours")
+    assert (status, err.splitlines()[-1]) == (0, "settings of generate that are not imported: max_length=99")
+    assert load_folder(tmp_path / "ours").recipe["decode"]["beam"] == 3
+
+
+def test_folders_of_hugging_face_are_not_models_yet(tmp_path: Path, command: CommandRunner) -> None:
+    folder, _ = their.llama(tmp_path / "theirs")
+    status, _, err = command("generate", folder, "--prompt", "the cat")
+    remedy = f"`allyouneed import {folder} --out FOLDER` makes a model folder of it"
+    assert (status, err) == (
+        2,
+        f"error: {folder}: not a model folder, but perhaps one of Hugging Face; {remedy}\n",
+    )
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    for target, what in (("hf", "`allyouneed import"), ("ctranslate2", "give the model that it was made from")):
+        what = f"not the config of a model folder; {what}" if target == "hf" else f"not a model folder; {what}"
+        out = tmp_path / target
+        assert command("export", tmp_path / "ours", "--to", target, "--out", out)[0] == 0
+        status, _, err = command("generate", out, "--prompt", "the cat")
+        assert status == 2
+        assert what in err
+
+
+def test_wrong_paths_and_formats_are_refused(
+    tmp_path: Path, command: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command("import", "Helsinki-NLP/opus-mt-en-de", "--out", "ours")
+    assert status == 2
+    assert "no such folder; nothing is downloaded: `hf download Helsinki-NLP/opus-mt-en-de --local-dir" in err
     status, _, err = command("import", tmp_path / "nowhere", "--out", tmp_path / "ours")
     assert (status, err) == (2, f"error: {tmp_path / 'nowhere'}: no such folder\n")
     status, _, err = command("export", tmp_path / "nowhere", "--to", "onyx", "--out", tmp_path / "ours")

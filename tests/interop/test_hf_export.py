@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mixer": ({**PLAIN, "mixer": {"type": "window", "heads": 3}}, r"model.mixer: window; only softmax"),
     "positions": (
         {**PLAIN, "positions": "shaw"},
-        r"model.positions=shaw with model.norm=pre has no counterpart .* of type decoder",
+        r"model.positions=shaw with model.norm=pre has no counterpart .* of type decoder; .* rotary with pre",
     ),
     "norm": ({**PLAIN, "norm": "post"}, r"model.norm=post has no counterpart"),
     "normalisation": ({**PLAIN, "normalisation": "rms"}, r"model.normalisation: rms; gpt2 of transformers has layer"),

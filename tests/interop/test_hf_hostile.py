@@ -232,7 +232,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         tokenizer_with(lambda tree: tree["model"].update(dropout=0.5)),
         r"model BPE: dropout = .* is not an allowed value",
     ),
-    "no config": (lambda folder: (folder / "config.json").unlink(), r"config.json: not readable: No such file"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"has no config.json; it is not a folder of Hugging Face$",
+    ),
     "one weight too many": (other_tensors(lambda all: all.update(extra=torch.ones(3))), r"tensor extra is not part of"),
     "one too few": (other_tensors(lambda all: all.pop("transformer.ln_f.bias")), r"transformer.ln_f.bias is missing"),
     "another shape": (

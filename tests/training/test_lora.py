@@ -153,12 +153,35 @@ def test_a_run_with_lora_resumes_bit_by_bit(
     assert all(".lora_" in name for name in parts[0]["optimizer"])
 
 
+def test_an_adapter_is_verified(adapted: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Alone, and as a part of its run."""
+    alone = shutil.copytree(adapted / "adapter", tmp_path / "alone")
+    assert run(["verify", str(alone)]) == 0
+    assert f"ok       adapter     {alone}: of rank 2, for " in capsys.readouterr().out
+    assert run(["verify", str(adapted), "--no-scores"]) == 0
+    assert f"ok       adapter     {adapted / 'adapter'}: of rank 2, for " in capsys.readouterr().out
+    weights = alone / "adapter.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert run(["verify", str(alone)]) == 2
+    assert "adapter.safetensors: changed since it was written" in capsys.readouterr().out
+
+
 def test_weights_are_frozen_by_name(translator: str, data: list[str], tmp_path: Path, capsys: Capture) -> None:
     frozen = ["--set", 'train.freeze=["encoder.*", "source.*"]', "--set", "train.average=ema"]
     command(capsys, "train", "--from", translator, *data, *frozen, "--steps", 2, "--out", tmp_path / "run")
     old, new = (model_tensors(load_folder(one).model) for one in (translator, tmp_path / "run"))
     for name, tensor in old.items():
         assert torch.equal(tensor, new[name]) == name.startswith(("encoder.", "source.")), name
+
+
+def test_muon_trains_matrices_alone_if_all_else_is_frozen(translator: str, data: list[str], tmp_path: Path) -> None:
+    model = load_folder(Path(translator)).model
+    inside = {name for name, weight in model.named_parameters() if weight.ndim == 2 and ".blocks." in name}
+    others = json.dumps([name for name, _ in model.named_parameters() if name not in inside])
+    settings = ["--set", "train.optimizer=muon", "--set", f"train.freeze={others}"]
+    assert run(["train", "--from", translator, *data, *settings, "--steps", "2", "--out", str(tmp_path / "run")]) == 0
+    old, new = (model_tensors(load_folder(one).model) for one in (Path(translator), tmp_path / "run"))
+    assert {name for name in old if not torch.equal(old[name], new[name])} == inside
 
 
 def test_what_lora_cannot_do_is_refused(
@@ -174,6 +197,7 @@ def test_what_lora_cannot_do_is_refused(
     assert "matches all weights; leave some" in error('train.freeze=["*"]')
     assert "train.freeze has no effect with train.lora" in error("train.lora.rank=2", 'train.freeze=["encoder.*"]')
     assert "set train.average='none'" in error("train.lora.rank=2", "train.average=ema")
+    assert "train.lora trains thin ones; use adamw" in error("train.lora.rank=2", "train.optimizer=muon")
     assert "'fsdp' trains all weights" in error("train.lora.rank=2", "train.parallel=fsdp")
     labels = write_labels(tmp_path, "new.tsv", "xy")
     found = error("train.lora.rank=2", start=classifier, files=["--train", labels, "--valid", labels])
@@ -181,6 +205,9 @@ def test_what_lora_cannot_do_is_refused(
     assert "start from one: train --from FOLDER" in refused(capsys, "train", "copy", "--set=train.lora.rank=2", *out)
     assert "belongs to another model" in refused(capsys, "score", classifier, "--adapter", adapted)
     assert "not an adapter folder" in refused(capsys, "score", translator, "--adapter", Path(translator) / "model")
+    assert "a run without an adapter" in refused(capsys, "score", translator, "--adapter", translator)
+    found = refused(capsys, "score", adapted / "adapter")
+    assert f"is an adapter (LoRA), not a model folder; give its base, and --adapter {adapted}" in found
     damaged = shutil.copytree(adapted / "adapter", tmp_path / "damaged")
     (damaged / "adapter.json").write_text("{}")
     assert "adapter.json" in refused(capsys, "score", translator, "--adapter", damaged)

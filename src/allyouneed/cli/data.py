@@ -194,5 +194,23 @@ def _output(out: Path | None, corpora: "list[Corpus]") -> Iterator[Path | None]:
             raise ConfigError(f"--out {out}: holds {path}, which is read; choose another folder")
     sweep(out.parent, out.name)
     require_replaceable(out)
+    _require_own(out)
     with new_folder(out) as folder:
         yield folder
+
+
+def _require_own(out: Path) -> None:
+    """Raise ConfigError if a folder has files that `data` did not write: they would be lost."""
+    from allyouneed.corpus.split import SPLITS
+    from allyouneed.storage import MANIFEST, compare_listing
+
+    if not (out / MANIFEST).is_file():
+        return  # new or empty
+    sealed, faults = compare_listing(out)
+    names = set(sealed.files)
+    split = {Path(name).parts[0] for name in names} <= set(SPLITS)
+    if not split and not {"report.html", "report.json"} <= names:
+        raise ConfigError(f"--out {out}: was not written by `allyouneed data` and would be lost; choose another folder")
+    added = [fault.name for fault in faults if fault.name not in names]
+    if added:
+        raise ConfigError(f"--out {out}: {added[0]} was added later and would be lost; choose another folder")

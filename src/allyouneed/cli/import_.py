@@ -7,7 +7,12 @@ import typer
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A folder with config.json, model.safetensors and tokenizer.json.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder with config.json, model.safetensors and tokenizer.json (or SentencePiece models)."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The model folder to write.")],
 ) -> None:
     """Convert a Hugging Face folder to a model folder. No code in it is run; unknown fields are errors."""

@@ -1,4 +1,4 @@
-"""`allyouneed verify`: check a model folder, a run folder or an export."""
+"""`allyouneed verify`: check a model folder, a run folder, an export or an adapter."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from allyouneed.errors import FolderError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Model folder, run folder or export.")],
+    folder: Annotated[Path, typer.Argument(help="Model folder, run folder, export or adapter.")],
     scores: Annotated[
         bool, typer.Option("--scores/--no-scores", help="Measure the scores on the model card again, and compare them.")
     ] = True,

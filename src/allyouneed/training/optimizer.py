@@ -95,7 +95,8 @@ class MuonConfig(_WithDecay, _AdamSettings):
         if not matrices:  # a run that an earlier version started; `check_model` refuses new ones
             return Optimizers(names, [self.rule(_groups(rest, self.decay))])
         muon = Muon(matrices, self.matrix_lr, self.momentum, self.weight_decay, gather)
-        return Optimizers(names, [self.rule(_groups(rest, self.decay)), muon])
+        others = [self.rule(_groups(rest, self.decay))] if rest else []  # none if they are frozen
+        return Optimizers(names, [*others, muon])
 
 
 class RmspropConfig(_WithDecay):

@@ -11,7 +11,7 @@ from allyouneed.tasks import AnyTask
 from allyouneed.training.average import AnyAverage, NoAverageConfig
 from allyouneed.training.budget import BudgetConfig
 from allyouneed.training.lora import LoraConfig
-from allyouneed.training.optimizer import AdamConfig, AnyOptimizer
+from allyouneed.training.optimizer import AdamConfig, AnyOptimizer, MuonConfig
 from allyouneed.training.process_group import Parallel
 from allyouneed.training.schedule import AnySchedule, InverseSqrtConfig
 from allyouneed.training.start import StartConfig
@@ -102,3 +102,5 @@ class Recipe(Config):
             raise ValueError("train.freeze has no effect with train.lora, which trains its targets alone; remove it")
         if not isinstance(train.average, NoAverageConfig):
             raise ValueError("train.average averages weights, and train.lora trains others; set train.average='none'")
+        if isinstance(train.optimizer, MuonConfig):
+            raise ValueError("train.optimizer: muon is for whole matrices, and train.lora trains thin ones; use adamw")

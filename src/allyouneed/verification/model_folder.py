@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from allyouneed import adapter
 from allyouneed.errors import UserError
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import KINDS, SHORTLIST, kind_of, load_folder
@@ -15,7 +16,7 @@ from allyouneed.verification.finding import Finding, attempt, failed
 from allyouneed.weights import model_tensors
 from allyouneed.words import counted
 
-EXPORTED = KINDS.keys() - {"model"}
+EXPORTED = KINDS.keys() - {"model", "adapter"}
 
 
 def check_model(path: Path, with_scores: bool) -> Iterator[Finding]:
@@ -39,6 +40,10 @@ def check_model(path: Path, with_scores: bool) -> Iterator[Finding]:
     if kind in EXPORTED:
         yield Finding("export", str(path), "ok", f"{KINDS[kind][0]}, unchanged")
         return
+    if kind == "adapter":
+        yield attempt("adapter", path, partial(_describe_adapter, path))
+        yield check_finite(path / adapter.WEIGHTS, sealed.read_tensors(adapter.WEIGHTS))
+        return
     try:
         bundle = load_folder(path)
     except UserError as error:
@@ -55,6 +60,11 @@ def check_model(path: Path, with_scores: bool) -> Iterator[Finding]:
     yield attempt("recipe", path / "config.json", lambda: f"task {recipe_of(bundle).task.type}")
     if with_scores:
         yield from check_scores(bundle)
+
+
+def _describe_adapter(path: Path) -> str:
+    config = adapter.adapter_config(path)
+    return f"of rank {config.rank}, for {config.folder} (sha256 {config.base[:12]})"
 
 
 def _same_bytes(sealed: Sealed, name: str) -> str:

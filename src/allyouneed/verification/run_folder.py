@@ -48,6 +48,8 @@ def check_run(path: Path, with_scores: bool) -> Iterator[Finding]:
             model = model_tensors(load_folder(path / "model").model)
     else:
         yield Finding("model", str(path / "model"), "skipped", "not written yet: the run has not ended")
+    if (path / "adapter").is_dir() and path / "adapter" not in links:
+        yield from check_model(path / "adapter", with_scores)
     yield from _checkpoints(path, model)
     if (path / "data" / "prepared").exists():
         prepared = path / "data" / "prepared"

@@ -3,6 +3,7 @@
     model folder   the manifest lists all files; every sha256; names, shapes and types; only finite numbers; ids are in
                    range; the model reproduces the scores that its card states
     export         the manifest and every sha256: another program runs it
+    adapter        the manifest and every sha256; its base is named; only finite numbers
     run folder     the same for its model; the recipe; the log; every checkpoint, and that it fits the model; prepared
                    data; leftovers of a killed writer
 
@@ -22,7 +23,7 @@ from allyouneed.verification.run_folder import check_run, is_run_folder
 
 
 def verify_folder(path: Path, with_scores: bool = True) -> Iterator[Finding]:
-    """Yield the findings about a model folder, a run folder or an export, check by check."""
+    """Yield the findings about a model folder, a run folder, an export or an adapter, check by check."""
     if is_run_folder(path):
         yield from check_run(path, with_scores)
     else:

@@ -157,7 +157,11 @@ def _target_architecture(config: Any) -> Architecture:
     target = ARCHITECTURE_OF.get((config.kind, config.positions.type, config.norm))
     if target is None:
         what = f"model.positions={config.positions.type} with model.norm={config.norm}"
-        raise ConfigError(f"{what} has no counterpart in transformers for a model of type {config.type}")
+        known = [f"{positions} with {norm}" for kind, positions, norm in ARCHITECTURE_OF if kind == config.kind]
+        raise ConfigError(
+            f"{what} has no counterpart in transformers for a model of type {config.type}; train with one that has: "
+            + ", ".join(known)
+        )
     if target == "marian" and config.embedding_norm:
         target = "bart"
     if target == "pegasus" and config.positions.inclusive:

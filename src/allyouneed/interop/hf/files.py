@@ -5,11 +5,13 @@
     model.safetensors.index.json                                                   lists the files of a sharded model
     chat_template.jinja                                                            text, run only in a sandbox
 
-A file must be in the folder itself: names with a path and links that leave the folder are refused.
+A file must be in the folder itself: names with a path and links that leave the folder are refused. Only a snapshot in
+the cache of huggingface_hub (`models--ORG--NAME/snapshots/HASH`) has links to files beside it, in `../../blobs`.
 """
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,8 +72,9 @@ class ForeignFolder:
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise FolderError(f"{path}: " + ("is a file, not a folder" if path.exists() else "no such folder"))
+            raise FolderError(f"{path}: " + ("is a file, not a folder" if path.exists() else _not_there(path)))
         self.path = path
+        self._roots = (path.resolve(), *_blobs(path))
 
     def has(self, name: str) -> bool:
         """Return True if the file exists."""
@@ -88,7 +91,7 @@ class ForeignFolder:
         if Path(name).name != name or name in ("", ".", ".."):
             raise FolderError(f"{self.path}: {name!r} is a path, not the name of a file in this folder")
         with self._readable(name):
-            if not where.resolve(strict=True).is_relative_to(self.path.resolve()):
+            if not any(where.resolve(strict=True).is_relative_to(root) for root in self._roots):
                 raise FolderError(f"{where}: is a link that leaves the folder; `cp -rL` makes a folder without links")
             if not where.is_file():
                 raise FolderError(f"{where}: is not a plain file")
@@ -103,6 +106,14 @@ class ForeignFolder:
         except (OSError, RuntimeError) as error:  # circular links raise RuntimeError
             reason = getattr(error, "strerror", None) or error
             raise FolderError(f"{self.path / name}: not readable: {reason}") from None
+
+    def read_config(self) -> dict[str, Any]:
+        """Return config.json. If it is missing, raise FolderError that names the folders inside that have one."""
+        if not self.has(CONFIG):
+            inside = [file for depth in ("snapshots/*", "*") for file in sorted(self.path.glob(f"{depth}/{CONFIG}"))]
+            perhaps = f"; perhaps {inside[0].parent} is meant" if inside else ""
+            raise FolderError(f"{self.path}: has no {CONFIG}; it is not a folder of Hugging Face{perhaps}")
+        return self.read_json(CONFIG)
 
     def read_json(self, name: str, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
         """Return the JSON object in a file."""
@@ -172,3 +183,18 @@ class ForeignFolder:
                 raise FolderError(f"{where}: {name} {what} {file}")
             tensors |= shard
         return tensors
+
+
+def _not_there(path: Path) -> str:
+    """Return what to say about a folder that does not exist, which may be the name of a model on the hub."""
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists()
+    download = f"; nothing is downloaded: `hf download {path} --local-dir FOLDER` does that" if hub else ""
+    return f"no such folder{download}"
+
+
+def _blobs(path: Path) -> tuple[Path, ...]:
+    """Return the folder that links of a snapshot in the cache of huggingface_hub lead to, if this is one."""
+    snapshot = path.resolve()
+    blobs = snapshot.parent.parent / "blobs"
+    cached = snapshot.parent.name == "snapshots" and blobs.parent.name.startswith("models--")
+    return (blobs,) if cached and blobs.is_dir() and not blobs.is_symlink() else ()

@@ -85,7 +85,7 @@ def read_folder(folder: Path) -> Imported:
     """Read the model of a Hugging Face folder."""
     foreign = ForeignFolder(folder)
     _refuse_ours(folder)
-    tree = foreign.read_json(CONFIG)
+    tree = foreign.read_config()
     fields = Fields(tree, foreign.path / CONFIG)
     architecture, name = _architecture(fields)
     if architecture.pictures:
@@ -96,7 +96,8 @@ def read_folder(folder: Path) -> Imported:
     config = _settings(architecture, fields, name)
     if ends and not isinstance(config, DecoderConfig):
         raise FolderError(f"{fields.where}: eos_token_id: several ids; only a language model can have more than one")
-    beam = _known_search(fields, tokens) or _known_search(generation, tokens)
+    beams = [_known_search(place, tokens) for place in (generation, fields)]  # `generate` prefers the first
+    beam = next((beam for beam in beams if beam is not None), None)
     notes = _notes([*fields.finish(), *generation.rest()])
     classes = _classes(tree, config, name, fields.where)
     named = _tokenizer_settings(foreign)
