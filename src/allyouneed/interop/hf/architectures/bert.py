@@ -129,7 +129,7 @@ def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any
         fields.only("use_bias", True)
         block, random = fields.number("block_size", 64), fields.number("num_random_blocks", 3, least=0)
         if fields.one_of("attention_type", {"block_sparse": True, "original_full": False}, "block_sparse"):
-            mixers = [BigBirdConfig(heads=heads, block=block, random=random, seed=n) for n in range(layers)]
+            mixers = [BigBirdConfig(heads=heads, block=block, random=random, seed=n) for n in range(max(1, layers))]
     return mixers[0] if len(set(mixers)) <= 1 else mixers
 
 

@@ -84,8 +84,8 @@ def _read_gate(fields: Fields, style: LlamaStyle) -> None:
         fields.one_of("hidden_act", {"silu": None, "swish": None}, "silu")
         return
     # "gelu" is the name of the approximation in early configs of Gemma, and `hidden_activation` overrides it.
-    gates = dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu"))
-    fields.one_of("hidden_act", gates, "gelu_pytorch_tanh")
+    gates = dict.fromkeys(("gelu_pytorch_tanh", "gelu_new"))
+    fields.one_of("hidden_act", {**gates, "gelu": None}, "gelu_pytorch_tanh")
     fields.one_of("hidden_activation", gates, "gelu_pytorch_tanh")
     fields.only("use_bidirectional_attention", False)
 

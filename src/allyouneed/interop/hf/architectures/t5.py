@@ -8,7 +8,7 @@ two products.
 import math
 
 from allyouneed.config import Tree
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, FolderError
 from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.rules import Rows, Rule, layer, stacked
@@ -25,12 +25,17 @@ def read(fields: Fields, name: str) -> EncoderDecoderConfig:
     layers, own = fields.layers("num_layers"), fields.number("d_kv")
     tied = fields.flag("tie_word_embeddings", True)
     scaled = fields.flag("scale_decoder_outputs", tied)
+    if scaled and not tied:
+        raise FolderError(f"{fields.where}: scale_decoder_outputs: only a tied output projection is scaled")
     mixer = SoftmaxConfig(heads=fields.number("num_heads"), key_width=own, value_width=own, bias=False)
     feedforward = fields.one_of("feed_forward_proj", FEEDFORWARD, "relu")
     fields.only("is_decoder", False)
     fields.number("vocab_size")
-    # The first two repeat feed_forward_proj; the third is an obsolete name without effect.
-    fields.ignore(["dense_act_fn", "is_gated_act", "n_positions"])
+    # These two repeat feed_forward_proj.
+    theirs = WRITTEN[feedforward]
+    fields.only("is_gated_act", theirs.startswith("gated-"))
+    fields.only("dense_act_fn", "gelu_new" if theirs == "gated-gelu" else theirs.removeprefix("gated-"))
+    fields.ignore(["n_positions"])  # an obsolete name without effect
     return EncoderDecoderConfig(
         width=fields.number("d_model"),
         hidden=fields.number("d_ff"),
