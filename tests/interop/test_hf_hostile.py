@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allyouneed.errors import FolderError
-from allyouneed.interop.hf.load import read_folder
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.folder import load_folder
+from allyouneed.interop.hf.export import export_folder
+from allyouneed.interop.hf.load import import_folder, read_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -312,3 +315,13 @@ def test_text_that_spells_a_control_token_stays_text(folder: Path) -> None:
     assert len(ids) > 1
     assert not set(ids) & {0, 1, 2, 3}
     assert read.codec.decode_target(ids) == "<|endoftext|>"
+
+
+def test_an_export_writes_no_files_that_a_model_folder_smuggles(folder: Path, tmp_path: Path) -> None:
+    import_folder(folder, tmp_path / "ours")
+    bundle = load_folder(tmp_path / "ours")
+    assert bundle.codec.origin is not None
+    origin = replace(bundle.codec.origin, files={"pytorch_model.bin": pickle.dumps(Bomb())})
+    with pytest.raises(ConfigError, match=r"original.json: 'pytorch_model.bin' is not a file of a tokenizer"):
+        export_folder(replace(bundle, codec=replace(bundle.codec, origin=origin)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

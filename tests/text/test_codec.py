@@ -103,6 +103,8 @@ BROKEN_ORIGINS: dict[str, dict[str, Any]] = {
     "no settings": {"classifier": 3},
     "no number": {"size": "4"},
     "a path": {"files": {"../evil": {"text": "x"}}},
+    "a list as an id": {"ids": [0, 1, [2], 2, 3]},
+    "an id too many": {"hidden": [5]},
     "no text": {"files": {"a": {"pickle": "x"}}},
     "no base64": {"files": {"a": {"base64": "ä"}}},
 }

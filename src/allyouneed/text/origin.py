@@ -76,8 +76,12 @@ class Origin:
         """Raise ValueError unless each of their tokens is exactly one of our ids that is not hidden."""
         if type(self.size) is not int or not 0 < self.size <= MOST_TOKENS:
             raise ValueError(f"size: {self.size!r}")
+        if not all(type(ours) is int and 0 <= ours < len(self.theirs) for ours in self.hidden):
+            raise ValueError("hidden should contain ids")
+        if not all(token is None or (type(token) is int and 0 <= token < self.size) for token in self.theirs):
+            raise ValueError(f"ids should be those of {self.size:,} tokens, or null")
         shown = [token for ours, token in enumerate(self.theirs) if ours not in self.hidden and token is not None]
-        if not all(type(token) is int for token in shown) or sorted(shown) != list(range(self.size)):
+        if sorted(shown) != list(range(self.size)):
             raise ValueError(f"ids should contain each of {self.size:,} tokens once")
 
 

@@ -20,7 +20,7 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.export_notes import chat_note, shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture, softmax_of
-from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, write_weights
+from allyouneed.interop.hf.files import CONFIG, GENERATION, KEPT, TOKENIZER, write_weights
 from allyouneed.interop.hf.original import label_fields, original_target, require_readable
 from allyouneed.interop.hf.rewrites import REWRITES
 from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
@@ -73,7 +73,7 @@ def export_folder(bundle: Bundle, out: Path, dtype: str | None = None) -> list[s
     tensors = {name: _cast(tensor, kind) for name, tensor in export.tensors().items()}
     trees = {CONFIG: settings, **export.trees}
     origin = bundle.codec.origin
-    files = {name: _json(tree, name) for name, tree in trees.items()} | dict(origin.files if origin is not None else {})
+    files = {name: _json(tree, name) for name, tree in trees.items()} | _kept_files(bundle)
     with new_folder(out) as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)
@@ -84,6 +84,15 @@ def export_folder(bundle: Bundle, out: Path, dtype: str | None = None) -> list[s
     if dtype is None and kind is not torch.float32 and bundle.recipe.get("start") is not None:
         notes += [f"weights are rounded to {kind}, as the original's are; --quantization float32 keeps all digits"]
     return [*notes, *(chat_note(bundle) if origin is None else [])]
+
+
+def _kept_files(bundle: Bundle) -> dict[str, bytes]:
+    """Return the files of the original's tokenizer. A model folder is not trusted to name others, such as pickles."""
+    origin = bundle.codec.origin
+    found = {} if origin is None else dict(origin.files)
+    for name in sorted(found.keys() - set(KEPT)):
+        raise ConfigError(f"{bundle.path}: original.json: {name!r} is not a file of a tokenizer")
+    return found
 
 
 @dataclass(frozen=True)
