@@ -1,13 +1,17 @@
-"""`allyouneed data`: find the defects of corpora (`check`), drop them (`clean`), hold rows out (`split`)."""
+"""`allyouneed data`: find defects of corpora (`check`), drop them (`clean`), hold rows out (`split`).
 
-from collections.abc import Iterator, Sequence
+`back-translate` is in a file of its own.
+"""
+
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from allyouneed.cli.model_options import corpora_of
+from allyouneed.cli import back_translate
+from allyouneed.cli.data_files import corpora_of_files
 from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ Near = Annotated[float, typer.Option(help="Share of n-grams in common with a hel
 
 @app.callback(invoke_without_command=True)
 def _data(context: typer.Context) -> None:
-    """Check, clean and split corpora."""
+    """Check, clean and split corpora; make pairs of texts in one language."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -70,8 +74,8 @@ def check(
     from allyouneed.corpus.report import in_words, write_page
     from allyouneed.text.corpus_settings import described
 
-    rules, corpora = _rules(ratio, longest, near), _corpora(files, rows)
-    held = _corpora([held_out], rows, like=corpora) if held_out is not None else []
+    rules, corpora = _rules(ratio, longest, near), corpora_of_files(files, rows)
+    held = corpora_of_files([held_out], rows, like=corpora) if held_out is not None else []
     with _output(out, [*corpora, *held]) as folder:
         with progress() as show:
             examination = Examination(corpora, held, rules, show)
@@ -110,8 +114,8 @@ def clean(
     from allyouneed.text.corpus_settings import described
 
     dropped = dropped_kinds(drop or (), keep or ())
-    rules, corpora = _rules(ratio, longest, near), _corpora(files, rows)
-    held = _corpora([held_out], rows, like=corpora) if held_out is not None else []
+    rules, corpora = _rules(ratio, longest, near), corpora_of_files(files, rows)
+    held = corpora_of_files([held_out], rows, like=corpora) if held_out is not None else []
     with _output(out, [*corpora, *held]) as folder:
         assert folder is not None
         with progress() as show:
@@ -141,7 +145,7 @@ def split(
     from allyouneed.words import counted
 
     require_shares(valid, test)
-    corpora = _corpora(files, rows)
+    corpora = corpora_of_files(files, rows)
     with _output(out, corpora) as folder:
         assert folder is not None
         with progress() as show:
@@ -150,27 +154,14 @@ def split(
         print(f"{out / name}: {counted(count, 'row')}")
 
 
+app.command("back-translate")(back_translate.command)
+
+
 def _rules(ratio: float, longest: int, near: float) -> "Rules":
     from allyouneed.config import parse
     from allyouneed.corpus.kinds import Rules
 
     return parse(Rules, {"ratio": ratio, "longest": longest, "near": near}, "options")
-
-
-def _corpora(files: list[str], rows: str, like: "Sequence[Corpus]" = ()) -> "list[Corpus]":
-    """Return the corpora of arguments, or of an option. `like`: corpora whose fields are used if none are chosen."""
-    from allyouneed.text.corpora import LabelCorpus, PairCorpus, TextCorpus
-    from allyouneed.text.corpus_settings import parse_corpora
-
-    values = [corpora_of(one) for one in files]
-    flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    kinds: dict[str, type[Corpus]] = {"pairs": PairCorpus, "labels": LabelCorpus, "text": TextCorpus}
-    found = list(parse_corpora(flat, kinds[rows], like))
-    if any(corpus.weight != 1 for corpus in found):
-        raise ConfigError("weight has no effect here: each row is read as often as it stands; remove it")
-    if any(getattr(corpus, "tag", None) is not None for corpus in found):
-        raise ConfigError("tag has no effect here: it is added to the sources in training; remove it")
-    return found
 
 
 def _print(lines: list[str]) -> None:
