@@ -1,19 +1,30 @@
-"""Speed and memory of a language model, batch 1: SmolLM2-135M's shape in our engine, transformers and CTranslate2.
+"""Speed and memory of a language model of SmolLM2-135M's shape, batch 1: ours, transformers, CTranslate2, llama.cpp.
 
-    python benchmarks/language_speed.py [--threads 1,2] [--rounds 7] [--tokens 48] [--work FOLDER] [--json FILE]
+    python benchmarks/language_speed.py [--threads 1,2] [--rounds 7] [--tokens 48] [--sides NAME,..]
+                                        [--native LIBRARY] [--work FOLDER] [--json FILE]
 
-The weights are random, in bfloat16, of the shape of SmolLM2-135M (its weights are bfloat16, too, and are in no package
-registry as such). All sides get the same weights and the same prompt and decode greedily; the sides that compute in
-float32 must give the same tokens. Each side is a process that answers requests, all sides in turn in every round. A
-ratio is that of one round: the time of a peer over ours. Memory is the peak of a side's process, whole and without what
-its imports took.
+The weights are random, in bfloat16 (SmolLM2's own are bfloat16, too). All sides get the same weights and the same
+prompt and decode greedily; the sides that compute in float32 must give the same tokens. Each side is a process that
+answers requests, all sides in turn in every round. A ratio is that of one round: the time of a peer over ours. Memory
+is the peak of a side's process, whole and without what its imports took.
 
-Sides: ours and ours int8 (from the folder of `allyouneed export --to int8`), ctranslate2 and ctranslate2 int8,
-transformers (float32) and transformers bfloat16, for information. llama.cpp is not included: its package is source
-only, and compiling it takes longer than some minutes.
+    ours             the bfloat16 of the file, computed in float32
+    ours int8        the folder of `allyouneed export --to int8`
+    ctranslate2      float32; ctranslate2 int8
+    transformers     float32; transformers bfloat16
+    llama.cpp        float32; llama.cpp bfloat16; llama.cpp q8_0
+
+llama.cpp is the package xllamacpp, a wheel for AVX2, and gguf writes its files: `pip install --no-deps` of both, in the
+versions of the `peers` extra. With `--native libllama.so` there are three sides more, `native llama.cpp`: a library
+that is compiled for this processor. This is how, in some minutes, with the source package of llama-cpp-python 0.3.36:
+
+    cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON
+          -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_COMMON=OFF
+    cmake --build build --target llama            # build/bin/libllama.so
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -24,18 +35,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_engine
+
 WORDS, WIDTH, HIDDEN, LAYERS, HEADS, KEY_HEADS = 49152, 576, 1536, 30, 9, 3
 PROMPT = [7, 2008, 977, 30001, 12, 555]  # their ids
-SIDES = (
-    "ours",
-    "ctranslate2",
-    "transformers",
-    "transformers bfloat16",
-    "ours int8",
-    "ctranslate2 int8",
-)
-PEERS = {"ours": ("ctranslate2", "transformers"), "ours int8": ("ctranslate2 int8",)}
-EXACT = ("ours", "ctranslate2", "transformers")
+SIDES = ("ours", "ctranslate2", "transformers", "transformers bfloat16", "ours int8", "ctranslate2 int8")
+LLAMA, NATIVE = "llama.cpp", "native llama.cpp"
+EXACT = ("ours", "ctranslate2", "transformers", LLAMA, NATIVE)
+BYTES = ("int8", "q8_0")  # the ends of names of sides in int8
 Generate = Callable[[int], list[int]]  # number of tokens -> tokens, as theirs
 
 
@@ -78,6 +85,9 @@ def prepare(work: Path) -> None:
     for quantization in ("float32", "int8"):
         (work / f"ctranslate2 {quantization}").mkdir()
         write_model(bundle.model, bundle.codec, work / f"ctranslate2 {quantization}", quantization)
+    if importlib.util.find_spec("gguf"):
+        for weights in llama_engine.FORMATS:
+            llama_engine.write_gguf(work / "theirs", work / f"{weights}.gguf", weights)
 
 
 def ours(work: Path, int8: bool, threads: int) -> tuple[Callable[[], Generate], float]:
@@ -159,17 +169,32 @@ def transformers(work: Path, dtype: str, threads: int) -> tuple[Callable[[], Gen
     return load, memory("VmRSS")
 
 
+def llama_cpp(library: Path, work: Path, weights: str, threads: int) -> tuple[Callable[[], Generate], float]:
+    """Return llama.cpp. It is imported without torch."""
+    opened = llama_engine.open_library(library)
+
+    def load() -> Generate:
+        return llama_engine.load(opened, work / f"{weights}.gguf", PROMPT, threads, WORDS)
+
+    return load, memory("VmRSS")
+
+
 def memory(what: str) -> float:
     """Return a number of /proc/self/status in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(what)).split()[1]) / 1024
 
 
-def serve(name: str, work: Path, threads: int) -> None:
+def serve(name: str, work: Path, threads: int, native: Path | None) -> None:
     """Answer requests: a number of tokens -> the tokens, seconds, MiB of the imports and MiB at the peak."""
+    before, _, weights = name.rpartition("llama.cpp")
     engine, _, precision = name.partition(" ")
     if engine == "ours":
         load, imports = ours(work, precision == "int8", threads)
+    elif name != weights:
+        library = native if before else llama_engine.find_library()
+        assert library is not None
+        load, imports = llama_cpp(library, work, weights.strip() or "float32", threads)
     else:
         make = ctranslate2 if engine == "ctranslate2" else transformers
         load, imports = make(work, precision or "float32", threads)
@@ -183,9 +208,10 @@ def serve(name: str, work: Path, threads: int) -> None:
 class Side:
     """The process of an engine."""
 
-    def __init__(self, name: str, work: Path, threads: int) -> None:
+    def __init__(self, name: str, work: Path, threads: int, native: Path | None) -> None:
         self.name, self.times, self.memory = name, [], (0.0, 0.0)  # type: str, list[float], tuple[float, float]
         command = [sys.executable, __file__, "--side", name, "--work", str(work), "--threads", str(threads)]
+        command += ["--native", str(native)] if native else []
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, tokens: int) -> tuple[list[int], float]:
@@ -207,30 +233,50 @@ class Side:
         self.process.wait()
 
 
-def compare(work: Path, threads: int, rounds: int, tokens: int) -> dict[str, Any]:
-    """Measure all sides with this many threads, print the result and return it."""
-    sides = [Side(name, work, threads) for name in SIDES]
-    said = {side.name: side.ask(tokens)[0] for side in sides}  # also warms up
+def available(work: Path, native: Path | None) -> list[str]:
+    """Return the names of all sides that can run, and state what cannot."""
+    names = [*SIDES]
+    if not (work / f"{llama_engine.FORMATS[0]}.gguf").exists():
+        print("note: without llama.cpp: gguf, which writes its files, is not installed (or was not, for this --work)")
+        return names
+    for engine, library in ((LLAMA, llama_engine.find_library()), (NATIVE, native)):
+        if library is not None:
+            names += [f"{engine} {weights}".removesuffix(" float32") for weights in llama_engine.FORMATS]
+        elif engine == LLAMA:
+            print("note: without the wheel of llama.cpp: xllamacpp is not installed")
+    return names
+
+
+def compare(names: list[str], work: Path, threads: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure sides with this many threads, print the result and return it."""
+    sides = [Side(name, work, threads, given.native) for name in names]
+    said = {side.name: side.ask(given.tokens)[0] for side in sides}  # also warms up
     for name in EXACT:
-        if said[name] != said["ours"]:
+        if "ours" in said and name in said and said[name] != said["ours"]:
             print(f"note: {name} gives other tokens than ours: {said[name][:8]} instead of {said['ours'][:8]}")
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         for side in sides:
-            side.times.append(side.ask(tokens)[1] / tokens * 1000)
+            side.times.append(side.ask(given.tokens)[1] / given.tokens * 1000)
     found: dict[str, Any] = {}
-    print(f"\n{threads} thread{'s' * (threads > 1)}: ms a token, median (range) of {rounds} rounds; peak memory in MiB")
+    print(f"\n{threads} thread{'s' * (threads > 1)}: ms a token, median (range) of {given.rounds} rounds; peak MiB")
     for side in sides:
         side.close()
         peak, own = side.memory
-        found[side.name] = {"ms": side.times, "peak": peak, "own": own, "tokens": said[side.name] == said["ours"]}
-        print(f"  {side.name:22} {spread(side.times)}   {peak:6.0f}, without imports {own:6.0f}")
-    for own_side, peers in PEERS.items():
-        best = min(peers, key=lambda peer: statistics.median(found[peer]["ms"]))
-        ratios = [theirs / our for theirs, our in zip(found[best]["ms"], found[own_side]["ms"], strict=True)]
-        size = found[own_side]["own"] / found[f"ctranslate2{own_side.removeprefix('ours')}"]["own"]
-        found[f"{own_side}: times the best"] = {"best": best, "ratios": ratios, "memory": size}
-        print(f"  {own_side}: {spread(ratios)} times as fast as {best}; {size:.2f} times CTranslate2's memory")
+        found[side.name] = {"ms": side.times, "peak": peak, "own": own, "tokens": said[side.name] == said.get("ours")}
+        print(f"  {side.name:26} {spread(side.times)}   {peak:6.0f}, without imports {own:6.0f}")
+    for own_side in {"ours", "ours int8"} & found.keys():
+        print_ratios(own_side, found)
     return found
+
+
+def print_ratios(own_side: str, found: dict[str, Any]) -> None:
+    """Print how much faster our side is than each peer, and its memory beside CTranslate2's."""
+    ours, peers = found[own_side], [name for name in found if name.endswith(BYTES) == own_side.endswith(BYTES)]
+    for peer in sorted(set(peers) - {own_side}, key=lambda peer: statistics.median(found[peer]["ms"])):
+        ratios = [theirs / our for theirs, our in zip(found[peer]["ms"], ours["ms"], strict=True)]
+        found[peer]["ratios"] = ratios
+        size = ours["own"] / found[peer]["own"]
+        print(f"  {own_side}: {spread(ratios)} times as fast as {peer}, {size:.2f} times its memory")
 
 
 def spread(values: list[float]) -> str:
@@ -243,6 +289,8 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--sides", help="some sides, separated by commas")
+    parser.add_argument("--native", type=Path, help="libllama.so, compiled for this processor")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side")
@@ -251,16 +299,15 @@ def main() -> None:
         prepare(given.work)
         return
     if given.side:
-        serve(given.side, given.work, int(given.threads))
+        serve(given.side, given.work, int(given.threads), given.native)
         return
     with tempfile.TemporaryDirectory() as folder:
         work: Path = given.work or Path(folder)
         if not (work / "ids.json").exists():
             command = [sys.executable, __file__, "--side", "prepare", "--work", str(work)]
             subprocess.run(command, check=True)
-        found = {
-            threads: compare(work, int(threads), given.rounds, given.tokens) for threads in given.threads.split(",")
-        }
+        names = given.sides.split(",") if given.sides else available(work, given.native)
+        found = {threads: compare(names, work, int(threads), given) for threads in given.threads.split(",")}
         if given.json:
             given.json.write_text(json.dumps(found, indent=1) + "\n")
 
