@@ -41,7 +41,7 @@ class PackedProduct:
     def weight(self) -> Tensor:
         """Return the weights in float32, for torch's operations."""
         if not self._released:
-            if self._scale_N is not None:
+            if self._scale_N is not None and self._weight.dtype is torch.int8:  # not unpacked for gradients
                 return self._weight.float() * self._scale_N[:, None]
             return self._weight.float() if self._weight.dtype in HALVES else self._weight
         whole = self.packed().whole()
@@ -54,9 +54,8 @@ class PackedProduct:
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Return rows of the weights (..., D), as an embedding does."""
-        packed = self.packed()
-        if self._released and not torch.is_grad_enabled() and isinstance(packed, kernels.Packed):
-            return packed.rows(tokens.long())
+        if self._released and not torch.is_grad_enabled():
+            return self.packed().rows(tokens.long())
         return torch.embedding(self.weight(), tokens)
 
     def packed(self) -> kernels.Packed | kernels.PackedInt8:

@@ -119,7 +119,8 @@ def _replace_head(model: Model, int8: bool, compact: set[Tensor]) -> None:
     table = model.head.weight_VD
     tied = [module for module in model.modules() if isinstance(module, Embedding) and module.weight_VD is table]
     names = [name for name, one in model.named_parameters(remove_duplicate=False) if one is table]
-    keep = table in compact and int8 and bool(tied)  # the embedding is not rounded
+    rounded = int8 and scale_of(table) is None
+    keep = table in compact and rounded and bool(tied)  # the embedding is not rounded
     release = table in compact and not keep
     if keep:
         table.data = table.data.clone()  # it may be mapped

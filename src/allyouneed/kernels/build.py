@@ -30,11 +30,12 @@ COMPILERS = ("cc", "gcc", "clang")
 COMPILE_SECONDS = 120
 _SHARED = ("-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
 _WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-# Sums in steps.c may be reordered, which vectorises them; infinities and NaN keep their meaning. The tiles in
-# products.c and int8.c use explicit vectors: -O3 makes them no faster and takes three times as long to compile.
+# Sums in steps.c may be reordered, which vectorises them; infinities and NaN keep their meaning. The tiles of the
+# products use explicit vectors: -O3 makes them no faster and takes three times as long to compile.
 _FILES = {
     "steps.c": ("-O3", "-fassociative-math", "-freciprocal-math"),
     "products.c": ("-O2", "-ftree-vectorize"),
+    "coded.c": ("-O2", "-ftree-vectorize"),
     "int8.c": ("-O2", "-ftree-vectorize"),
     "stack.c": ("-O2", "-ftree-vectorize"),
     "threads.c": ("-O2",),

@@ -6,7 +6,7 @@
 
 typedef int64_t i64;
 
-/* Weights packed by `pack` or, for a `kind` of half precision, by `pack_halves`; or by `pack_int8` if `bytes` is set.
+/* Weights packed by `pack`, `pack_halves` or `pack_coded`, as `kind` says; or by `pack_int8` if `bytes` is set.
    An adapter adds (x down^T) up to the product: `down` (rank, inputs) is packed by `pack`, `up` (rank, outputs) is not;
    `zeros` is the bias of `down`. */
 struct matrix {
@@ -66,7 +66,7 @@ void sample_tokens(const float *logits, const double *uniform, float *logprob, i
 /* threads.c */
 void use_threads(i64 threads);
 
-/* products.c; `kind` of weights: 0 float32, 1 bfloat16, 2 float16 */
+/* products.c; `kind` of weights: 0 float32, 1 bfloat16, 2 float16, 3 bfloat16 in 12 bits (coded.c) */
 void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input);
 void pack_halves(const uint16_t *w, uint16_t *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input);
 void unpack_rows(const float *packed, i64 kind, const i64 *output, float *rows, i64 count, i64 inputs);
@@ -74,6 +74,11 @@ void pack_some(const float *packed, const i64 *output, float *some, i64 outputs,
 i64 tile_rows(i64 rows);
 void project(const float *x, const float *packed, i64 kind, const float *bias, float *y, i64 rows, i64 inputs,
              i64 outputs, i64 x_row, bool relu, float *tiles);
+
+/* coded.c */
+i64 coded_bytes(const uint16_t *w, i64 outputs, i64 inputs, i64 w_output, i64 w_input);
+void pack_coded(const uint16_t *w, uint8_t *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input);
+void unpack_coded(const uint8_t *packed, const i64 *output, float *rows, i64 count, i64 inputs);
 
 /* int8.c */
 void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 outputs, i64 inputs, i64 w_output,

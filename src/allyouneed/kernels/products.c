@@ -6,13 +6,14 @@
 
    float32:  panel[k][32]                 y += x[k] panel[k]
    halves:   panel[k][16][2]              output j beside output 16 + j: a shift and a mask make two vectors of floats
+   coded:    bfloat16 in 12 bits          see coded.c
    int8:     panel[k / 4][32][4]          one instruction (VNNI) multiplies four neighbours and adds them up
 
    Half precision (bfloat16 or float16) is converted in registers: half the bytes of float32, and the same sums. */
 
 #include "tiles.h"
 
-enum { FLOAT32, BFLOAT16, FLOAT16 }; /* kinds of packed weights */
+enum { FLOAT32, BFLOAT16, FLOAT16, CODED }; /* kinds of packed weights */
 
 static inline float float_of(uint16_t half, i64 kind) {
     uint32_t bits = (uint32_t)half << 16;
@@ -97,14 +98,6 @@ static void order_tiles(const float *x, float *out, i64 rows, i64 height, i64 in
 /* `project` takes scratch space for tile_rows(rows) x inputs floats as `tiles`. */
 i64 tile_rows(i64 rows) { return rows > FEW ? min_i64(rows, BLOCK) : 0; }
 
-/* Rows `top` to `bottom` of a product; `tiles` has them in the order in which they are read, if there are many. */
-struct product {
-    const float *x, *packed, *bias, *tiles;
-    float *y;
-    i64 kind, top, bottom, height, inputs, outputs, x_row;
-    bool relu, ordered;
-};
-
 static inline __attribute__((always_inline)) void panels(const int kind, const struct product *p, i64 first, i64 last) {
     for (i64 begin = first * PANEL; begin < last * PANEL; begin += PANEL) {
         const float *panel = p->packed + begin * p->inputs / (kind == FLOAT32 ? 1 : 2);
@@ -132,7 +125,8 @@ static void some_panels(const void *job, i64 first, i64 last) {
     switch (p->kind) {
         case FLOAT32: panels(FLOAT32, p, first, last); break;
         case BFLOAT16: panels(BFLOAT16, p, first, last); break;
-        default: panels(FLOAT16, p, first, last);
+        case FLOAT16: panels(FLOAT16, p, first, last); break;
+        default: coded_panels(job, first, last);
     }
 }
 

@@ -18,6 +18,8 @@ LINE = 64  # bytes of a cache line
 FEW = 512
 PIECE = 8 * PANEL  # outputs that are converted to float32 at once
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, as numbered in products.c
+CODED = 3  # bfloat16 in 12 bits
+LARGE = 1 << 18  # numbers of a matrix that is coded; models of smaller ones fit into the caches, where this is slower
 
 
 def few_rows(rows: int) -> bool:
@@ -38,15 +40,20 @@ def several_threads(count: int) -> Iterator[None]:
 class Packed:
     """A matrix (N, D) and a bias (N), packed for `project`. Weights in half precision stay so.
 
-    Packed weights do not change, so copies share them.
+    Large matrices in bfloat16 are stored in 12 bits, without loss. Packed weights do not change, so copies share them.
     """
 
-    def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
+    def __init__(self, weight_ND: Tensor, bias_N: Tensor | None, large: int = LARGE) -> None:
         N, D = _shape(weight_ND, bias_N)
         self.outputs, self.inputs, self.kind = N, D, KINDS[weight_ND.dtype]
-        self.packed = _zeros(-(-N // PANEL) * PANEL * D, weight_ND.dtype)
         self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
-        _pack(weight_ND, self.packed)
+        coded = weight_ND.dtype is torch.bfloat16 and weight_ND.numel() >= large
+        if coded and (size := functions().coded_bytes(**_source(weight_ND))):
+            self.kind, self.packed = CODED, _zeros(size, torch.uint8)
+            functions().pack_coded(packed=self.packed.data_ptr(), **_source(weight_ND))
+        else:
+            self.packed = _zeros(-(-N // PANEL) * PANEL * D, weight_ND.dtype)
+            _pack(weight_ND, self.packed)
 
     def __deepcopy__(self, memo: object) -> "Packed":
         return self
@@ -56,18 +63,17 @@ class Packed:
         if not among(output, self.outputs):
             raise IndexError(f"some rows are not among {self.outputs}")
         rows, output = torch.empty(*output.shape, self.inputs), output.contiguous()
-        functions().unpack_rows(
-            packed=self.packed.data_ptr(),
-            kind=self.kind,
-            output=output.data_ptr(),
-            rows=rows.data_ptr(),
-            count=output.numel(),
-            inputs=self.inputs,
-        )
+        places = {"output": output.data_ptr(), "rows": rows.data_ptr(), "count": output.numel(), "inputs": self.inputs}
+        if self.kind == CODED:
+            functions().unpack_coded(packed=self.packed.data_ptr(), **places)
+        else:
+            functions().unpack_rows(packed=self.packed.data_ptr(), kind=self.kind, **places)
         return rows
 
     def whole(self) -> Tensor:
-        """Return the matrix (N, D) in float32, stored by columns."""
+        """Return the matrix (N, D) in float32."""
+        if self.kind == CODED:
+            return self.rows(torch.arange(self.outputs))
         panels = self.packed.view(-1, self.inputs, PANEL)
         if self.kind:  # output j is beside output 16 + j
             panels = panels.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2)
@@ -159,6 +165,12 @@ class PackedInt8:
 
     def __deepcopy__(self, memo: object) -> "PackedInt8":
         return self
+
+    def rows(self, output: Tensor) -> Tensor:
+        """Return the rounded weights of some outputs (...) in float32: (..., D)."""
+        panels = self.packed.view(-1, self._row // 4, PANEL, 4)
+        rows = panels[output // PANEL, :, output % PANEL].flatten(-2)[..., : self.inputs]
+        return rows.float() * self.scale[output].unsqueeze(-1)
 
     def whole(self) -> Tensor:
         """Return the rounded matrix (N, D) in float32."""
@@ -325,15 +337,14 @@ def _like(x: Tensor, out_BN: Tensor) -> Tensor:
 
 
 def _pack(weight_ND: Tensor, packed: Tensor) -> None:
+    pack = functions().pack if weight_ND.dtype is torch.float32 else functions().pack_halves
+    pack(packed=packed.data_ptr(), **_source(weight_ND))
+
+
+def _source(weight_ND: Tensor) -> dict[str, int]:
     (outputs, inputs), (w_output, w_input) = weight_ND.shape, weight_ND.stride()
-    (functions().pack if weight_ND.dtype is torch.float32 else functions().pack_halves)(
-        w=weight_ND.data_ptr(),
-        packed=packed.data_ptr(),
-        outputs=outputs,
-        inputs=inputs,
-        w_output=w_output,
-        w_input=w_input,
-    )
+    address = weight_ND.data_ptr()
+    return {"w": address, "outputs": outputs, "inputs": inputs, "w_output": w_output, "w_input": w_input}
 
 
 def _padded(x_N: Tensor) -> Tensor:

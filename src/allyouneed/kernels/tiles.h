@@ -64,3 +64,15 @@ static inline i64 block_height(i64 rows) {
 }
 
 static inline i64 panel_count(i64 outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+/* Rows `top` to `bottom` of a product with floats; `tiles` has them in the order in which they are read, if there are
+   many. */
+struct product {
+    const float *x, *packed, *bias, *tiles;
+    float *y;
+    i64 kind, top, bottom, height, inputs, outputs, x_row;
+    bool relu, ordered;
+};
+
+/* coded.c */
+void coded_panels(const void *job, i64 first, i64 last);

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LARGEST_TENSORS = 1 << 38
 LARGEST_HEADER = 1 << 24  # the names and shapes of some hundred thousand tensors
-LARGE = 1 << 20  # bytes of a tensor that is worth a mapping of its own
+LARGE = 1 << 16  # bytes of a tensor that is worth a mapping of its own
 PIECE = 1 << 22  # bytes that are hashed and written at once
 _TYPES = {  # in the order in which the library writes them: every tensor is aligned
     "I64": "int64",
