@@ -4,6 +4,7 @@
     header.py     the interface, read from kernels.h: structs and functions by name
     steps.py      norms, attention of one query, the best or a sampled token of each row
     products.py   projections of a few rows on packed weights, in float32, half precision or int8
+    coded.c       weights in bfloat16, packed in 12 bits without loss
     adapted.py    the same with an adapter beside the weights
     stack.py      a whole stack of ordinary blocks as one call
     threads.c     a large product shared among threads
