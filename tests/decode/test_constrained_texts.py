@@ -7,7 +7,7 @@ import torch
 from decode_models import make_model
 
 from allyouneed.decode import SearchConfig, translate
-from allyouneed.decode.phrases import MOST_REQUIRED, begins_word, encode_constraint
+from allyouneed.decode.phrases import MOST_REQUIRED, MOST_VARIED, begins_word, encode_constraint
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.text.codec import Codec
 from allyouneed.text.glossary import Constraint, RequiredPhrase
@@ -68,6 +68,12 @@ def test_too_many_tokens_are_refused() -> None:
     phrases = tuple(RequiredPhrase((f"{number:0100}",)) for number in range(3))
     with pytest.raises(DataError, match=rf"need \d+ tokens; at most {MOST_REQUIRED}"):
         encode_constraint(tokenizer_of("bytes"), Constraint(phrases))
+
+
+def test_too_many_targets_of_a_term_are_refused() -> None:
+    alternatives = tuple(f"{number:050}" for number in range(20))
+    with pytest.raises(DataError, match=rf"have \d,\d+ tokens in all forms; at most {MOST_VARIED:,}"):
+        encode_constraint(tokenizer_of("bytes"), Constraint((RequiredPhrase(alternatives),)))
 
 
 def test_a_classifier_refuses_constraints() -> None:

@@ -14,6 +14,8 @@ Paper: Aho and Corasick 1975, https://doi.org/10.1145/360825.360855.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +28,8 @@ from allyouneed.text.tokenizer import Tokenizer
 
 START = -1  # precedes the first token of a target
 ROOT = 0
-MOST_REQUIRED = 256  # tokens of the required phrases of one target; memory grows with them
+MOST_REQUIRED = 256  # tokens of the required phrases of one target; rows grow with them
+MOST_VARIED = 1280  # tokens of all variants of these phrases; candidates grow with them
 _BEGINS_WORD: "WeakKeyDictionary[Tokenizer, Tensor]" = WeakKeyDictionary()  # it takes a second for large vocabularies
 
 
@@ -41,6 +44,11 @@ class Phrase:
     count: int = 1
     whole: bool = False
 
+    @cached_property
+    def automaton(self) -> "Automaton":
+        """The automaton of its variants."""
+        return automaton(self.variants)
+
 
 @dataclass(frozen=True)
 class TokenConstraint:
@@ -52,7 +60,7 @@ class TokenConstraint:
     @property
     def total(self) -> int:
         """How many tokens the required phrases have at least."""
-        return sum(phrase.count * automaton(phrase.variants).left[ROOT] for phrase in self.phrases)
+        return sum(phrase.count * phrase.automaton.left[ROOT] for phrase in self.phrases)
 
 
 @dataclass(frozen=True)
@@ -70,27 +78,35 @@ def automaton(variants: Sequence[tuple[int, ...]]) -> Automaton:
     prefixes = dict.fromkeys(variant[:length] for variant in variants for length in range(len(variant) + 1))
     number = {prefix: place for place, prefix in enumerate(sorted(prefixes, key=len))}
     symbols = sorted({token for variant in variants for token in variant} | {START})
-
-    def suffix(tokens: tuple[int, ...]) -> int:
-        return next(number[tokens[cut:]] for cut in range(len(tokens) + 1) if tokens[cut:] in number)
-
-    def left(state: tuple[int, ...]) -> int:
-        return min(
-            len(variant) - length
-            for length in range(len(state) + 1)
-            for variant in variants
-            # After the first token no variant can begin with START any more.
-            if variant[:length] == state[len(state) - length :] and (length or variant[0] != START)
-        )
-
-    table = [[suffix((*state, symbol)) for symbol in symbols] + [ROOT] for state in number]
-    return Automaton(symbols, table, [left(state) for state in number], table[ROOT][symbols.index(START)])
+    column = {symbol: place for place, symbol in enumerate(symbols)}
+    left = [max(map(len, variants))] * len(number)
+    for variant in variants:
+        for length in range(1, len(variant) + 1):
+            state = number[variant[:length]]
+            left[state] = min(left[state], len(variant) - length)
+    # After the first token no variant can begin with START any more.
+    left[ROOT] = min(len(variant) for variant in variants if variant[0] != START)
+    children: dict[tuple[int, ...], list[int]] = {prefix: [] for prefix in number}
+    for prefix in number:
+        if prefix:
+            children[prefix[:-1]].append(prefix[-1])
+    table = [[ROOT] * (len(symbols) + 1)]
+    shorter = [ROOT] * len(number)  # the longest proper suffix of a state that is one, too
+    for prefix, state in number.items():
+        if prefix:
+            parent, last = number[prefix[:-1]], column[prefix[-1]]
+            shorter[state] = table[shorter[parent]][last] if len(prefix) > 1 else ROOT
+            left[state] = min(left[state], left[shorter[state]])
+            table.append(table[shorter[state]].copy())
+        for symbol in children[prefix]:
+            table[state][column[symbol]] = number[*prefix, symbol]
+    return Automaton(symbols, table, left, table[ROOT][column[START]])
 
 
 def contains_phrases(phrases: Sequence[Phrase], ids: Sequence[int], begins_word: Callable[[int], bool]) -> bool:
     """Return whether a finished target contains all phrases."""
     for phrase in phrases:
-        found, count = automaton(phrase.variants), 0
+        found, count = phrase.automaton, 0
         state = found.first
         for token in (*ids, EOS):
             if found.left[state] == 0 and (not phrase.whole or token == EOS or begins_word(token)):
@@ -114,43 +130,58 @@ class PhraseProgress:
         return PhraseProgress(self.state_NKP.gather(1, place_NMP), self.count_NKP.gather(1, place_NMP))
 
 
+_OF_SENTENCES = (
+    *("forced_NF", "_symbol_NPG", "_table_NP", "_left_NP", "_width_NP"),
+    *("_first_NP", "_count_NP", "_whole_NP"),
+)
+
+
 class PhraseTables:
-    """The automata of the phrases of N sentences: at most P phrases with S states and A symbols; E = A + 1."""
+    """The automata of the phrases of N sentences, at most P each. Equal phrases share one table, and all tables are one
+    list: each entry of `_next` is at the place of its table, plus state times width, plus symbol.
+    """
 
     def __init__(self, phrases: Sequence[Sequence[Phrase]], begins_word_V: Tensor) -> None:
         """`begins_word_V`: the tokens that do not continue a word."""
-        device, N = begins_word_V.device, len(phrases)
-        built = [[automaton(phrase.variants) for phrase in of_one] for of_one in phrases]
-        P = max(len(of_one) for of_one in built)
-        S = max(len(one.left) for of_one in built for one in of_one)
-        A = max(len(one.symbols) for of_one in built for one in of_one)
+        device, N, P = begins_word_V.device, len(phrases), max(map(len, phrases))
         self.begins_word_V = begins_word_V.clone()
         self.begins_word_V[EOS] = True
-        next_NPSE = torch.zeros(N, P, S, A + 1, dtype=torch.long)
-        left_NPS = torch.ones(N, P, S, dtype=torch.long)
+        following, left = [ROOT], [1]  # of a phrase that is not there: it is never complete
+        places: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
+        for phrase in (phrase for of_one in phrases for phrase in of_one):
+            if phrase.variants not in places:
+                places[phrase.variants] = len(following), len(left)
+                following += chain.from_iterable(phrase.automaton.next)
+                left += phrase.automaton.left
+        table_NP, left_NP, width_NP = (torch.full((N, P), value) for value in (0, 0, 1))
         first_NP, count_NP = torch.zeros(N, P, dtype=torch.long), torch.zeros(N, P, dtype=torch.long)
         whole_NP = torch.zeros(N, P, dtype=torch.bool)
-        tokens = [sorted({token for one in of_one for token in one.symbols} - {START}) for of_one in built]
+        tokens = [
+            sorted({token for phrase in of_one for token in phrase.automaton.symbols} - {START}) for of_one in phrases
+        ]
         F = 1 + max(map(len, tokens))
-        # The tokens of a sentence's phrases, after EOS; for each phrase, the symbol that a token is: A, if none.
+        # The tokens of a sentence's phrases, after EOS; for each phrase, the symbol that a token is.
         self.forced_NF = torch.tensor([[EOS, *one, *[PAD] * (F - 1 - len(one))] for one in tokens], device=device)
-        symbol_NPG = torch.full((N, P, F + 1), A)
-        for n, (of_one, given) in enumerate(zip(built, phrases, strict=True)):
-            for p, (one, phrase) in enumerate(zip(of_one, given, strict=True)):
-                states, symbols = len(one.left), len(one.symbols)
-                next_NPSE[n, p, :states, :symbols] = torch.tensor(one.next)[:, :symbols]
-                left_NPS[n, p, :states] = torch.tensor(one.left)
+        symbol_NPG = torch.zeros(N, P, F + 1, dtype=torch.long)
+        for n, of_one in enumerate(phrases):
+            for p, phrase in enumerate(of_one):
+                one = phrase.automaton
+                column = {symbol: place for place, symbol in enumerate(one.symbols)}
+                table_NP[n, p], left_NP[n, p] = places[phrase.variants]
+                none = len(one.symbols)
+                width_NP[n, p] = none + 1
                 first_NP[n, p], count_NP[n, p], whole_NP[n, p] = one.first, phrase.count, phrase.whole
-                for place, token in enumerate(tokens[n], start=1):
-                    symbol_NPG[n, p, place] = one.symbols.index(token) if token in one.symbols else A
-        self._symbol_NPG, self._next_NPSE, self._left_NPS = (
-            one.to(device) for one in (symbol_NPG, next_NPSE, left_NPS)
+                symbol_NPG[n, p] = none
+                symbol_NPG[n, p, 1 : 1 + len(tokens[n])] = torch.tensor([column.get(one, none) for one in tokens[n]])
+        self._next, self._left = (torch.tensor(one, dtype=torch.int32, device=device) for one in (following, left))
+        self._symbol_NPG, self._table_NP, self._left_NP, self._width_NP = (
+            one.to(device) for one in (symbol_NPG, table_NP, left_NP, width_NP)
         )
         self._first_NP, self._count_NP, self._whole_NP = (one.to(device) for one in (first_NP, count_NP, whole_NP))
 
     def keep_sentences(self, kept_M: Tensor) -> None:
         """Keep some of the sentences."""
-        for name in ("_symbol_NPG", "_next_NPSE", "_left_NPS", "_first_NP", "_count_NP", "_whole_NP", "forced_NF"):
+        for name in _OF_SENTENCES:
             setattr(self, name, getattr(self, name)[kept_M])
 
     def start(self) -> PhraseProgress:
@@ -165,20 +196,17 @@ class PhraseTables:
     def advance(self, progress: PhraseProgress, token_NM: Tensor, place_NM: Tensor) -> PhraseProgress:
         """Return the progress after one more token in each row. `place_NM`: of the tokens, see `places`."""
         state_NMP, count_NMP = progress.state_NKP, progress.count_NKP
-        N, P = self._count_NP.shape
-        n_N11 = torch.arange(N, device=token_NM.device)[:, None, None]
-        p_P = torch.arange(P, device=token_NM.device)
+        n_N11 = torch.arange(len(token_NM), device=token_NM.device)[:, None, None]
+        p_P = torch.arange(self._count_NP.shape[1], device=token_NM.device)
         begins_NM1 = self.begins_word_V[token_NM][:, :, None]
-        occurs_NMP = (self._left(state_NMP) == 0) & (begins_NM1 | ~self._whole_NP[:, None])
+        occurs_NMP = (self._left_of(state_NMP) == 0) & (begins_NM1 | ~self._whole_NP[:, None])
         before_NMP = torch.where(occurs_NMP, ROOT, state_NMP)
         symbol_NMP = self._symbol_NPG[n_N11, p_P, place_NM[:, :, None]]
-        after_NMP = self._next_NPSE[n_N11, p_P, before_NMP, symbol_NMP]
+        after_NMP = self._next[self._table_NP[:, None] + before_NMP * self._width_NP[:, None] + symbol_NMP].long()
         return PhraseProgress(after_NMP, torch.minimum(count_NMP + occurs_NMP, self._count_NP[:, None]))
 
-    def _left(self, state_NMP: Tensor) -> Tensor:
-        N, P = self._count_NP.shape
-        n_N11 = torch.arange(N, device=state_NMP.device)[:, None, None]
-        return self._left_NPS[n_N11, torch.arange(P, device=state_NMP.device), state_NMP]
+    def _left_of(self, state_NMP: Tensor) -> Tensor:
+        return self._left[self._left_NP[:, None] + state_NMP].long()
 
     def met(self, progress: PhraseProgress) -> Tensor:
         """Return whether each row (N, K) contains all phrases."""
@@ -191,14 +219,14 @@ class PhraseTables:
         than one that continues any of them.
         """
         missing_NKP = self._count_NP[:, None] - progress.count_NKP
-        length_NKP = self._left_NPS[:, None, :, ROOT]
-        begun_NKP = torch.where(missing_NKP > 0, length_NKP - self._left(progress.state_NKP), 0)
+        length_NKP = self._left_of(torch.full_like(self._count_NP, ROOT)[:, None])
+        begun_NKP = torch.where(missing_NKP > 0, length_NKP - self._left_of(progress.state_NKP), 0)
         return (missing_NKP * length_NKP).sum(2) - begun_NKP.amax(2)
 
     def complete(self, progress: PhraseProgress) -> Tensor:
         """Return the rows (N, K) in which a phrase is complete if a word begins next."""
         needed_NKP = progress.count_NKP < self._count_NP[:, None]
-        return ((self._left(progress.state_NKP) == 0) & self._whole_NP[:, None] & needed_NKP).any(2)
+        return ((self._left_of(progress.state_NKP) == 0) & self._whole_NP[:, None] & needed_NKP).any(2)
 
 
 def begins_word(tokenizer: Tokenizer) -> Tensor:
@@ -238,6 +266,12 @@ def encode_constraint(tokenizer: Tokenizer, constraint: Constraint) -> TokenCons
         raise DataError(
             f"a sentence has terms whose targets need {required:,} tokens; at most {MOST_REQUIRED}: shorten it"
         )
+    varied = sum(len(variant) for phrase in phrases for variant in phrase.variants)
+    if varied > MOST_VARIED:
+        raise DataError(
+            f"a sentence has terms whose targets have {varied:,} tokens in all forms; at most {MOST_VARIED:,}: give "
+            "fewer targets for a term, or shorten the sentence"
+        )
     return TokenConstraint(tuple(phrase for phrase in phrases if phrase.variants), tuple(prefix))
 
 
@@ -248,14 +282,14 @@ def _encode_phrase(tokenizer: Tokenizer, phrase: RequiredPhrase) -> Phrase:
         inside = _after(tokenizer, context, text)
         if UNK in inside:  # some vocabularies have no blank
             inside = tuple(tokenizer.encode(text))
-        if UNK in inside:
+        if UNK in inside or not inside:
             continue
         variants[inside] = None
         for first in (text, text[0].upper() + text[1:]):
             variants[START, *tokenizer.encode(first)] = None
     ends = {text[-1] for text in phrase.alternatives}
     whole = all(end.isalnum() and not is_unspaced(end) for end in ends)
-    return Phrase(tuple(variant for variant in variants if UNK not in variant), phrase.count, whole)
+    return Phrase(tuple(one for one in variants if UNK not in one and one != (START,)), phrase.count, whole)
 
 
 def _after(tokenizer: Tokenizer, context: str, text: str) -> tuple[int, ...]:
