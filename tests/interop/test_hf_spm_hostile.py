@@ -184,3 +184,13 @@ def test_settings_of_training_are_left_out(intact: Path) -> None:
     data = (intact / "source.spm").read_bytes()
     secret = parse_spm(data + _field(2, _field(1, b"/home/someone/corpus.txt")), "x")
     assert b"someone" not in secret.proto()
+
+
+def test_an_id_of_too_many_digits(tmp_path: Path) -> None:
+    """Python refuses to read such numbers."""
+    folder, _ = folders.llama(tmp_path / "llama")
+    path = folder / "tokenizer_config.json"
+    tree = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**tree, "added_tokens_decoder": {"9" * 5000: {"content": "x", "special": True}}}))
+    with pytest.raises(FolderError, match=r"added_tokens_decoder: 9{20}: should be an id with a content"):
+        read_folder(folder)

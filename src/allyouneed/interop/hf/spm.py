@@ -31,6 +31,7 @@ SOURCE, TARGET, NUMBERS, T5_PIECES, LLAMA_PIECES = (
 )
 EXTRA_IDS = 100  # of T5, unless tokenizer_config.json states another number
 LARGEST_ID = 1 << 24
+MOST_DIGITS = 8  # of an id
 
 
 def has_pieces(foreign: ForeignFolder) -> bool:
@@ -104,8 +105,9 @@ def _added(foreign: ForeignFolder, settings: Mapping[str, Any]) -> dict[int, tup
     found = {}
     for number, one in tree.items():
         content = one.get("content") if isinstance(one, dict) else None
-        if not number.isdecimal() or int(number) >= LARGEST_ID or not isinstance(content, str) or not content:
-            raise FolderError(f"{where}: {number}: should be an id with a content")
+        known = number.isdecimal() and len(number) <= MOST_DIGITS and int(number) < LARGEST_ID
+        if not known or not isinstance(content, str) or not content:
+            raise FolderError(f"{where}: {number[:20]}: should be an id with a content")
         found[int(number)] = content, bool(one.get("special"))
     return found
 
