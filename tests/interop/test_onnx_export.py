@@ -138,12 +138,12 @@ def test_long_distances_do_not_wrap_around(tmp_path: Path) -> None:
 
 
 def test_a_wrong_export_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, linear = bundle_of("encoder-decoder", {}), transformer._Run.linear
+    bundle, linear = bundle_of("encoder-decoder", {}), transformer.Operations.linear
 
     def wrong(self: Any, layer: Any, x: str) -> str:
         return self.g("Mul", linear(self, layer, x), self.g.constant(1.01))
 
-    monkeypatch.setattr(transformer._Run, "linear", wrong)
+    monkeypatch.setattr(transformer.Operations, "linear", wrong)
     with pytest.raises(FolderError, match=r"logits differ from ours by .*; nothing was written"):
         export_folder(bundle, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -164,12 +164,12 @@ def test_a_program_runs_while_it_is_typed(server: str, browser: Browser, size: d
     assert page.inner_text(".values .own").split() == ["reverse", *"olleh"]
     assert "the same as the program" in page.inner_text(".compiled")
     page.fill("input[aria-label=Input]", "abc")
-    until(page, "document.querySelector('.values .own').innerText.includes('c\\tb\\ta')")
+    until(page, "document.querySelector('.values .own')?.innerText.includes('c\\tb\\ta')")
     page.locator("textarea.code").press_sequentially("x = tokens +", delay=1)
     page.wait_for_selector(".status.wrong")
     assert page.inner_text(".status").startswith("Line ")
     page.select_option("select", "sort")
-    until(page, "document.querySelector('.values .own th').textContent === 'sorted'")
+    until(page, "document.querySelector('.values .own th')?.textContent === 'sorted'")
     assert page.locator(".flow heat-map").count() > 0
     assert "example=sort" in page.url
     assert fits(page)
@@ -186,7 +186,7 @@ def test_curves_are_updated_live(server: str, folder: Path, browser: Browser, si
         log.write(
             json.dumps({"kind": "step", "step": number, "loss": 0.25, "tokens": 1, "seconds": 1, "flops": 1}) + "\n"
         )
-    until(page, f"document.querySelector('.runs').innerText.includes('step {number:,}')")
+    until(page, f"document.querySelector('.runs')?.innerText.includes('step {number:,}')")
     until(page, "document.querySelector('line-chart canvas').getAttribute('aria-label').includes('0.25')")
     page.get_by_label("log x").check()
     page.select_option("select >> nth=1", "tokens")

@@ -61,7 +61,7 @@ def test_a_broken_program_shows_no_transformer(server: str, browser: Browser) ->
 
 def test_an_error_clears_the_output_of_the_last_text(server: str, browser: Browser) -> None:
     page = browser.open(link(server, "attention", model="reverse", text="abcd"), server)
-    until(page, "document.querySelector('main > * > .answer').textContent.includes('d')")
+    until(page, "document.querySelector('main > * > .answer')?.textContent.includes('d')")
     page.fill("textarea >> nth=0", "xyz")
     page.keyboard.press("Enter")
     page.wait_for_selector(".status.wrong")
@@ -222,7 +222,7 @@ def test_the_first_view_opens_with_an_output_to_copy(server: str, browser: Brows
     shown = page.inner_text(".plain .answer")
     assert shown
     page.click(".copy")
-    until(page, "document.querySelector('.copy').textContent === 'Copied'")
+    until(page, "document.querySelector('.copy')?.textContent === 'Copied'")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.strip() == shown.strip() or "U+" in shown  # control characters are shown as code points
     # Without HTTPS there is no clipboard: the text is selected, and the browser copies what is selected.
@@ -272,12 +272,12 @@ def test_the_models_of_a_restarted_server_appear(folder: Path, browser: Browser)
         until(page, "document.querySelectorAll('select option').length === 2")
         until(page, "document.querySelector('body > .warning').hidden")
         assert page.input_value("textarea") == "two"
-        until(page, "document.querySelector('.status').textContent.includes('token')")  # the request that failed
+        until(page, "document.querySelector('.status')?.textContent.includes('token')")  # the request that failed
         idle(page)
     # The tab gets the focus again.
     with serving([str(folder / "language")], folder / "runs", port):
         page.evaluate("dispatchEvent(new Event('focus'))")
-        until(page, "document.querySelector('select').textContent === 'language'")
+        until(page, "document.querySelector('select')?.textContent === 'language'")
         assert "Not served here: transformer" in page.inner_text("main")
         idle(page)
         browser.forget("ERR_CONNECTION_REFUSED")
@@ -293,7 +293,7 @@ def test_a_killed_run_is_stopped(server: str, folder: Path, browser: Browser) ->
         page.wait_for_selector(".run")
         assert page.inner_text(".run .state") == "running, 41 %"
         process.kill()
-    until(page, "document.querySelector('.run .state').textContent === 'stopped at 41 %'")
+    until(page, "document.querySelector('.run .state')?.textContent === 'stopped at 41 %'")
     assert "ago" in page.inner_text(".run .note")
 
 
