@@ -1,13 +1,16 @@
 """Prepare a large synthetic parallel corpus: time, memory of all processes, disk, and what a kill costs.
 
     python benchmarks/prepare_scale.py --pairs 5000000
+    python benchmarks/prepare_scale.py --pairs 5000000 --processes 2
     python benchmarks/prepare_scale.py --pairs 300000 --task language --out result.json
 
 Pairs are sentences of invented words whose frequencies follow Zipf's law, about 260 bytes a pair. The corpus is written
-once and prepared by a process of its own, as `allyouneed train` does it. Memory is what all its processes together have
-allocated (anonymous pages), sampled ten times a second; pages of mapped files are counted apart. Then the same
-preparation is killed (SIGKILL) a few times and continued. What a kill costs is the time from the last sealed stage (or
-the start) to the kill. The result must be the same bytes.
+once and prepared by processes of their own, as `allyouneed data prepare --processes` does it. Memory is what all its
+processes together have allocated (anonymous pages), sampled ten times a second; pages of mapped files are counted
+apart. Then the same preparation is killed (SIGKILL) a few times and continued. What a kill costs is the time from the
+last sealed stage (or the start) to the kill. With several processes, one of them is killed and the others go on. The
+result must be the same bytes as that of one undisturbed process. All is written into a temporary folder of `--folder`,
+which needs about 800 bytes a pair and is removed at the end.
 """
 
 import argparse
@@ -15,11 +18,13 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +35,7 @@ from allyouneed.storage import read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 PREPARE = """
-import sys, time, json
+import sys, time, json, os
 from pathlib import Path
 from allyouneed.tasks import TASKS
 from allyouneed.tasks.meter import reporting_to
@@ -42,15 +47,19 @@ def report(text, fraction):
     what = text.partition(":")[0]
     if what != last:
         last = what
-        print(json.dumps([time.monotonic(), what]), flush=True)
+        now(what)
+def now(what):
+    print(json.dumps([time.monotonic(), sum(os.times()[:4]), what]), flush=True)
 with reporting_to(report):
     data = task.prepare(Path(sys.argv[1]), 1)
-print(json.dumps([time.monotonic(), "opening"]), flush=True)
+now("opening")
 data.batch(1, 0)
-print(json.dumps([time.monotonic(), "end"]), flush=True)
+now("end")
 """
+BYTES_A_PAIR = 800  # on the disk, at most: the corpus, prepared data, and as much again twice while it is prepared
 TYPES, WORDS = 200_000, 1 << 20  # invented words of each language; words drawn at once
 HELD_OUT = 1000
+STARTED: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass
@@ -59,9 +68,12 @@ class Usage:
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
+    load: float = 0.0  # average number of processes that wanted a core, in the last minute of it
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # seconds and CPU seconds of the first process
     peak_mib: float = 0.0  # allocated by all processes together
-    peak_with_files_mib: float = 0.0  # the same, with mapped files
+    peak_process_mib: float = 0.0  # allocated by one of them, with its children
+    peak_with_files_mib: float = 0.0  # by all, with mapped files
+    peak_disk: int = 0  # bytes, without the corpus
 
 
 def sentences(seed: int, count: int) -> Iterator[str]:
@@ -102,19 +114,13 @@ def settings(task: str, size: int) -> dict[str, object]:
 
 def tree_of(root: int) -> list[int]:
     """Return the process and all its descendants."""
-    parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(name))
     found, waiting = [], [root]
     while waiting:
         one = waiting.pop()
         found.append(one)
-        waiting += parents.get(one, [])
+        for file in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):
+                waiting += map(int, file.read_text().split())
     return found
 
 
@@ -132,34 +138,56 @@ def memory_of(processes: list[int]) -> tuple[float, float]:
     return own / 1024, (own + files) / 1024
 
 
-def start(folder: Path, out: str, task: dict[str, object], log: Path) -> subprocess.Popen[bytes]:
-    """Start a preparation."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+def start(folder: Path, out: str, task: dict[str, object], count: int) -> list[subprocess.Popen[bytes]]:
+    """Start a preparation by several processes."""
     command = [sys.executable, "-c", PREPARE, out, json.dumps(task)]
-    with log.open("wb") as file:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=file)
+    found = []
+    for number in range(count):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        if number:  # as `data prepare --processes` does
+            environment["RAYON_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // count))
+        with (folder / f"log{number}").open("wb") as file:
+            found.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=file))
+    STARTED.extend(found)
+    return found
 
 
-def measure(folder: Path, out: str, task: dict[str, object]) -> Usage:
-    """Prepare to the end; return what it took."""
-    usage, log = Usage(), folder / "log"
-    began = time.monotonic()
-    process = start(folder, out, task, log)
-    while True:
-        ended, status, used = os.wait4(process.pid, os.WNOHANG)
-        if ended:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            break
-        own, whole = memory_of(tree_of(process.pid))
+def finish(folder: Path, out: str, processes: list[subprocess.Popen[bytes]], usage: Usage) -> None:
+    """Wait for all processes, and add what they use. A killed one is no error."""
+    running = list(processes)
+    while running:
+        for process in list(running):
+            ended, status, used = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                running.remove(process)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                if process.returncode not in (0, -signal.SIGKILL):
+                    sys.exit(f"preparation ended with status {process.returncode}")
+                usage.cpu_seconds += used.ru_utime + used.ru_stime
+        memory = [memory_of(tree_of(process.pid)) for process in running] or [(0.0, 0.0)]
+        own, whole = map(sum, zip(*memory, strict=True))
         usage.peak_mib, usage.peak_with_files_mib = max(usage.peak_mib, own), max(usage.peak_with_files_mib, whole)
+        usage.peak_process_mib = max(usage.peak_process_mib, *(one for one, _ in memory))
+        usage.peak_disk = max(usage.peak_disk, folder_size(folder / out))
         time.sleep(0.1)
-    if process.returncode:
-        sys.exit(f"preparation ended with status {process.returncode}")
-    usage.seconds = time.monotonic() - began
-    usage.cpu_seconds = used.ru_utime + used.ru_stime
-    events = [(began, "start"), *map(tuple, map(json.loads, log.read_text().splitlines()))]
-    for (since, what), (until, _) in pairwise(events):
-        usage.stages[what] = usage.stages.get(what, 0.0) + until - since
+
+
+def stop(*_: object) -> None:
+    """End all processes and this one, which removes its folder."""
+    for process in STARTED:
+        process.kill()
+    sys.exit("stopped")
+
+
+def measure(folder: Path, out: str, task: dict[str, object], count: int) -> Usage:
+    """Prepare to the end; return what it took."""
+    usage, began = Usage(), time.monotonic()
+    finish(folder, out, start(folder, out, task, count), usage)
+    usage.seconds, usage.load = time.monotonic() - began, os.getloadavg()[0]
+    events = [(began, 0.0, "start"), *map(tuple, map(json.loads, (folder / "log0").read_text().splitlines()))]
+    for (since, cpu, what), (until, cpu_until, _) in pairwise(events):
+        seconds, used = usage.stages.get(what, (0.0, 0.0))
+        usage.stages[what] = seconds + until - since, used + cpu_until - cpu
     return usage
 
 
@@ -170,7 +198,7 @@ def kill_and_continue(
     lost = 0.0
     for _ in range(kills):
         began = time.time()
-        process = start(folder, "killed", task, folder / "log")
+        (process,) = start(folder, "killed", task, 1)
         time.sleep(choose.uniform(0.1, 0.9) * seconds / max(1, kills - 1))
         process.kill()
         process.wait()
@@ -178,51 +206,104 @@ def kill_and_continue(
             break
         sealed = [path.stat().st_mtime for path in (folder / "killed").glob("preparing/*/manifest.json")]
         lost = max(lost, time.time() - max([began, *sealed]))
-    measure(folder, "killed", task)
-    same = read_manifest(folder / "whole" / "prepared") == read_manifest(folder / "killed" / "prepared")
-    return lost, same
+    measure(folder, "killed", task, 1)
+    return lost, is_same(folder, "whole", "killed")
+
+
+def kill_one_of(
+    folder: Path, task: dict[str, object], seconds: float, count: int, kills: int, choose: random.Random
+) -> bool:
+    """Kill one of several processes, the leading one or another, a few times; return if the result is the same."""
+    same = True
+    for _ in range(kills):
+        processes = start(folder, "killed", task, count)
+        time.sleep(choose.uniform(0.2, 0.9) * seconds)
+        victim = choose.choice(processes)
+        victim.kill()
+        finish(folder, "killed", processes, Usage())
+        same = same and is_same(folder, "whole", "killed")
+        shutil.rmtree(folder / "killed")
+    return same
+
+
+def is_same(folder: Path, one: str, other: str) -> bool:
+    """Return whether two preparations gave the same bytes."""
+    return read_manifest(folder / one / "prepared") == read_manifest(folder / other / "prepared")
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return the bytes of all files in a folder that may be changing."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            size += path.stat().st_size if path.is_file() else 0
+    return size
 
 
-def main() -> int:
-    """Write, prepare, kill, report."""
+def show(usage: Usage, pairs: int, disk: int, what: str) -> None:
+    """Print what a preparation used."""
+    print(
+        f"{what}: prepared in {usage.seconds:.1f} s ({pairs / usage.seconds:,.0f} pairs a second; load "
+        f"{usage.load:.1f}), {usage.cpu_seconds:.1f} CPU seconds: {usage.cpu_seconds / usage.seconds:.2f} of "
+        f"{os.cpu_count()} cores busy, {usage.peak_mib:,.0f} MiB ({usage.peak_process_mib:,.0f} in a process, "
+        f"{usage.peak_with_files_mib:,.0f} with mapped files), {disk / 1e6:,.0f} MB on disk "
+        f"(at most {usage.peak_disk / 1e6:,.0f})"
+    )
+    for stage, (seconds, cpu) in usage.stages.items():
+        print(f"  {stage:48} {seconds:8.1f} s {cpu:8.1f} CPU seconds", flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=300_000)
     parser.add_argument("--task", choices=["translation", "language"], default="translation")
     parser.add_argument("--size", type=int, default=8000, help="ids of the tokeniser")
+    parser.add_argument("--processes", type=int, default=1, help="measure as many processes beside one alone")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Write, prepare, kill, report."""
+    options = parsed()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
+    if free < options.pairs * BYTES_A_PAIR:
+        sys.exit(f"{free / 1e9:.1f} GB are free; {options.pairs * BYTES_A_PAIR / 1e9:.1f} GB are needed: --folder")
+    choose = random.Random(1)
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)
         began = time.monotonic()
         size = write_corpus(folder, options.pairs)
         print(f"{options.pairs:,} pairs, {size / 1e6:,.0f} MB, written in {time.monotonic() - began:.0f} s", flush=True)
         task = settings(options.task, options.size)
-        usage = measure(folder, "whole", task)
+        usage = measure(folder, "whole", task, 1)
         disk = folder_size(folder / "whole")
-        print(
-            f"prepared in {usage.seconds:.1f} s ({options.pairs / usage.seconds:,.0f} pairs a second), "
-            f"{usage.cpu_seconds / usage.seconds:.2f} of {os.cpu_count()} cores busy, "
-            f"{usage.peak_mib:,.0f} MiB ({usage.peak_with_files_mib:,.0f} with mapped files), "
-            f"{disk / 1e6:,.0f} MB on disk"
-        )
-        for what, seconds in usage.stages.items():
-            print(f"  {what:32} {seconds:8.1f} s", flush=True)
-        choose = random.Random(1)
-        lost, same = (
-            kill_and_continue(folder, task, usage.seconds, options.kills, choose) if options.kills else (0, True)
-        )
-        print(f"kills: at most {lost:.1f} s lost; {'the same bytes' if same else 'OTHER BYTES'}")
+        found = {"pairs": options.pairs, "bytes": size, "task": options.task, "cores": os.cpu_count(), "disk": disk}
+        found["one"] = asdict(usage)
+        show(usage, options.pairs, disk, "1 process")
+        same = True
+        if options.processes > 1:
+            together = measure(folder, "together", task, options.processes)
+            show(together, options.pairs, disk, f"{options.processes} processes")
+            same = is_same(folder, "whole", "together")
+            shutil.rmtree(folder / "together")
+            same &= kill_one_of(folder, task, together.seconds, options.processes, options.kills, choose)
+            print(
+                f"{options.kills} times, one of them killed: {'the same bytes' if same else 'OTHER BYTES'}", flush=True
+            )
+            found |= {"processes": options.processes, "together": asdict(together)}
+        if options.kills:
+            lost, also = kill_and_continue(folder, task, usage.seconds, options.kills, choose)
+            same &= also
+            found["lost"] = lost
+            print(f"kills: at most {lost:.1f} s lost; {'the same bytes' if same else 'OTHER BYTES'}")
         if options.out:
-            found = {"pairs": options.pairs, "bytes": size, "task": options.task, "disk": disk, "lost": lost}
-            options.out.write_text(json.dumps({**found, **asdict(usage)}, indent=1) + "\n")
-        shutil.rmtree(folder / "whole")
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if same else 1
 
 

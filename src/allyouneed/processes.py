@@ -9,6 +9,7 @@ import os
 import queue
 import select
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -86,6 +87,18 @@ class BoundedProcesses:
 
     def _exceeds(self) -> DataError:
         return DataError(f"{self._what}: exceeds the limits of the server; make it or its input smaller")
+
+
+def end_with_parent() -> None:
+    """End this process when its standard input closes: the process that started it is gone."""
+
+    def watch() -> None:
+        # Read the descriptor directly: a buffered reader would hold a lock that the interpreter needs at exit.
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_commands import ENVIRONMENT, Commands
+from cli_commands import ENVIRONMENT, HEADS, SMALL, Commands
+from test_bad_input import assert_one_line
 
 from allyouneed.storage import new_folder
 from waiting import until
@@ -75,6 +76,26 @@ def test_only_folders_of_the_command_are_replaced(run: Commands, pairs: Path) ->
     (pairs / "clean" / "notes.txt").write_text("mine")
     done = run("data", "clean", "a.en", "a.de", "--out", "clean", folder=pairs)
     assert "--out clean: notes.txt was added later and would be lost" in done.err
+
+
+def test_prepare_shares_its_data_with_runs(run: Commands, pairs: Path) -> None:
+    sides = ("a.en", "a.de")
+    files = [part for split in ("--train", "--valid") for name in sides for part in (split, name)]
+    task = ["--task", "translation", "--model", "encoder-decoder", *files, "--set", "task.tokenizer.kind=words"]
+    done = run("data", "prepare", *task, "--processes", "2", folder=pairs)
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert (lines[0], lines[-1]) == ("train: 62 pairs", "data: runs/translation-encoder-decoder/data")
+    layers = ["--set", HEADS, "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1"]
+    train = ["train", *task, *SMALL, *layers, "--steps", "1", "--prepared", "runs/translation-encoder-decoder"]
+    done = run(*train, "--out", "other", folder=pairs)
+    assert done.status == 0, done.err
+    names = [
+        folder / "data" / "prepared" / "train.source.bin" for folder in map(pairs.joinpath, (lines[-1][6:-5], "other"))
+    ]
+    assert names[0].samefile(names[1])
+    done = run(*train, "--out", "third", "--set", "task.max_length=20", folder=pairs)
+    assert_one_line(done, 2, "with other settings: its max_length differ; prepare it with this recipe")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def main() -> None:
     """Run the program `allyouneed`."""
     faulthandler.enable()  # a crash in native code leaves a traceback
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] not in LONG_RUNS:
+    if arguments[:2] != ["data", "prepare"] and arguments[:1] not in [[name] for name in LONG_RUNS]:
         # `allyouneed translate ... | head` ends like any other filter; a training run outlives its reader. Not in
         # `run`: in a process that continues, writing to a closed connection would kill it without a message.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """`allyouneed data`: find defects of corpora (`check`), drop them (`clean`), hold rows out (`split`).
 
-`back-translate` is in a file of its own.
+`back-translate` and `prepare` are in files of their own.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from allyouneed.cli import back_translate
+from allyouneed.cli import back_translate, data_prepare
 from allyouneed.cli.data_files import corpora_of_files
 from allyouneed.errors import ConfigError
 
@@ -47,7 +47,7 @@ Near = Annotated[float, typer.Option(help="Share of n-grams in common with a hel
 
 @app.callback(invoke_without_command=True)
 def _data(context: typer.Context) -> None:
-    """Check, clean and split corpora; make pairs of texts in one language."""
+    """Check, clean and split corpora; make pairs of texts in one language; prepare the data of a run."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -155,6 +155,7 @@ def split(
 
 
 app.command("back-translate")(back_translate.command)
+app.command("prepare")(data_prepare.command)
 
 
 def _rules(ratio: float, longest: int, near: float) -> "Rules":

@@ -34,7 +34,7 @@ def main() -> int:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        run_job(parse(Recipe, job["recipe"]), Path(job["folder"]), job["cores"], Reporter())
+        run_job(parse(Recipe, job["recipe"]), Path(job["folder"]), job["cores"], Reporter(), job["prepared"])
     except UserError as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return error.status

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from allyouneed.errors import ConfigError
 from allyouneed.storage import is_locked
+from allyouneed.tasks.prepared import reusing
 from allyouneed.training import Recipe, train
 from allyouneed.training.log import read_log
 from allyouneed.training.progress import ProgressListener
@@ -25,6 +27,7 @@ class Job:
 
     name: str  # name of the run folder
     recipe: Recipe
+    prepared: Path | None = None  # a folder with prepared data, which is used if it is that of the recipe
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,12 @@ def failure(name: str, error: str) -> Outcome:
     return Outcome(name, 0, 0, 0, 0.0, 0.0, {}, (), error)
 
 
-def run_job(recipe: Recipe, folder: Path, cores: int, listener: ProgressListener | None = None) -> None:
+def run_job(
+    recipe: Recipe, folder: Path, cores: int, listener: ProgressListener | None = None, prepared: str | None = None
+) -> None:
     """Train in this process. First wait for an orphan of a killed parent that is still saving the same run."""
     end = time.monotonic() + ORPHAN_SECONDS
     while is_locked(folder) and time.monotonic() < end:
         time.sleep(0.1)
-    train(recipe, folder, listener, cores=cores)
+    with nullcontext() if prepared is None else reusing(Path(prepared), required=False):
+        train(recipe, folder, listener, cores=cores)

@@ -33,7 +33,8 @@ def run_on_ray(jobs: Sequence[Job], folder: Path, cores: int, workers: int = 0) 
             while left and (not workers or len(waiting) < workers):
                 job = left.pop()
                 recipe = job.recipe.model_dump(mode="json")
-                waiting[remote.remote(recipe, str((folder / job.name).resolve()), cores)] = job
+                prepared = job.prepared and str(job.prepared.resolve())
+                waiting[remote.remote(recipe, str((folder / job.name).resolve()), cores, prepared)] = job
             (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
             job = waiting.pop(ready)
             yield _result(job, folder / job.name, ray, ready)
@@ -62,10 +63,10 @@ def _start(ray: Any, cores: int | None) -> None:
                 raise ConfigError(f"--on ray: no cluster: {str(error).strip().splitlines()[0]}") from None
 
 
-def _task(recipe: dict[str, Any], folder: str, cores: int) -> str:
+def _task(recipe: dict[str, Any], folder: str, cores: int, prepared: str | None) -> str:
     """Train on a Ray worker. Return a UserError as text: our exceptions may not survive Ray's pickling."""
     try:
-        run_job(parse(Recipe, recipe), Path(folder), cores)
+        run_job(parse(Recipe, recipe), Path(folder), cores, prepared=prepared)
     except UserError as error:
         return str(error)
     return ""

@@ -104,9 +104,9 @@ def _run_child(
     report: Callable[[str, str], None],
     children: "set[subprocess.Popen[str]]",
 ) -> Outcome:
-    request = json.dumps(
-        {"recipe": job.recipe.model_dump(mode="json"), "folder": str(folder / job.name), "cores": cores}
-    )
+    recipe = job.recipe.model_dump(mode="json")
+    places = {"folder": str(folder / job.name), "prepared": job.prepared and str(job.prepared)}
+    request = json.dumps({"recipe": recipe, **places, "cores": cores})
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(cores))
     with subprocess.Popen(
         [sys.executable, "-m", "allyouneed.lab.job_process"],

@@ -13,12 +13,13 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from allyouneed.errors import FolderError, StorageError
+from allyouneed.errors import ConfigError, FolderError, StorageError
 from allyouneed.storage import (
     LockedError,
     discard,
@@ -31,7 +32,7 @@ from allyouneed.storage import (
     write_atomic,
 )
 from allyouneed.tasks.meter import Meter, report
-from allyouneed.tasks.preparation import WAIT, LeaderGoneError, Preparation
+from allyouneed.tasks.preparation import WAIT, LeaderGoneError, Preparation, link
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import BLOCK, open_text, resolve
 
@@ -39,6 +40,8 @@ FORMAT = 1  # of prepared data; increase it when the way data is prepared change
 STAGES = 3  # the format of stages and their results
 PREPARING, KEY = "preparing", "key.json"
 LOOKS = 5  # at the key of another process that has just taken the lock
+
+_reused: ContextVar[tuple[Path, bool] | None] = ContextVar("prepared data to reuse", default=None)
 
 
 def source_hashes(names: Iterable[str]) -> dict[str, str]:
@@ -74,6 +77,19 @@ def _sha256(path: Path, meter: Meter | None = None) -> str:
     return digest.hexdigest()
 
 
+@contextmanager
+def reusing(folder: Path, required: bool = True) -> Iterator[None]:
+    """Take what is prepared in this block from another folder, if its key is the same; no file is written twice.
+
+    `required`: raise ConfigError if it is not there, or has another key.
+    """
+    token = _reused.set((folder, required))
+    try:
+        yield
+    finally:
+        _reused.reset(token)
+
+
 def prepared(folder: Path, key: dict[str, Any], build: Callable[[Preparation], None]) -> Path:
     """Return the folder that `build` filled for exactly this key: the existing one if it is intact, else a new one.
 
@@ -83,6 +99,8 @@ def prepared(folder: Path, key: dict[str, Any], build: Callable[[Preparation], N
     text = json.dumps({"format": FORMAT, **key}, ensure_ascii=False, indent=1, sort_keys=True, default=str)
     while not _is_intact(final, text):
         sweep(folder)
+        if _is_reused(final, text):
+            return final
         try:
             with lock(preparing):
                 _lead(final, preparing, text, build)
@@ -105,6 +123,32 @@ def _is_intact(final: Path, text: str) -> bool:
         return open_folder(final).read_text(KEY) == text and bool(verify(final))
     except FolderError:  # absent, incomplete or damaged: it is only a copy of the sources
         return False
+
+
+def _is_reused(final: Path, text: str) -> bool:
+    """Give the files of prepared data that are to be reused a second name here. Return whether there are any."""
+    folder, required = _reused.get() or (None, False)
+    if folder is None:
+        return False
+    found = folder / final.name
+    if not _is_intact(found, text):
+        if required:
+            raise ConfigError(f"{found}: {_why_not(found, text)}; prepare it with this recipe: allyouneed data prepare")
+        return False
+    with new_folder(final) as temporary:
+        for name in open_folder(found).files:
+            link(found / name, temporary / name)
+    return True
+
+
+def _why_not(found: Path, text: str) -> str:
+    """Describe why prepared data cannot be reused."""
+    try:
+        ours, theirs = json.loads(text), verify(found).read_json(KEY)
+    except FolderError as error:
+        return str(error).removeprefix(f"{found}: ")
+    names = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    return f"was prepared from other data, or with other settings: its {', '.join(names)} differ"
 
 
 def _lead(final: Path, preparing: Path, text: str, build: Callable[[Preparation], None]) -> None:

@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from typing import IO
 
 from allyouneed.errors import ConfigError
+from allyouneed.processes import end_with_parent
 from allyouneed.text.child_training import ANYTHING, END
 from allyouneed.text.tokenizer import TokenizerConfig, train_pieces
 
@@ -33,14 +33,7 @@ def _receive(stdin: IO[bytes]) -> Iterator[str]:
         if len(size) < 4:
             os._exit(1)  # the parent is gone
         yield raw.decode("utf-8", ANYTHING)
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
-
-
-def _stop_with_parent() -> None:
-    # Read the descriptor directly: a buffered reader would hold a lock that the interpreter needs at exit.
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
+    end_with_parent()
 
 
 if __name__ == "__main__":

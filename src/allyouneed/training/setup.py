@@ -22,6 +22,7 @@ from allyouneed.training.log import Log, NoLog, read_log
 from allyouneed.training.lora import matching
 from allyouneed.training.memory import require_memory
 from allyouneed.training.parallel import Parallelism
+from allyouneed.training.preparing import run_data
 from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.progress import ProgressListener
 from allyouneed.training.recipe import Recipe
@@ -75,7 +76,7 @@ def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
     A signal raises Interrupted at once: what is prepared already is kept in stages.
     """
     with stop_signals(_StopPreparation(group), keep_handling=group.size > 1):
-        data = group.rank0_first(lambda: _prepared(recipe, folder))
+        data = group.rank0_first(lambda: run_data(recipe, folder))
     known = names_of_scores(data, recipe.model.kind)
     if recipe.train.metric not in known:
         group.fail(
@@ -87,12 +88,6 @@ def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
             ConfigError("a decoder reads source and target as one text: it needs one vocabulary, task.shared=true")
         )
     return data
-
-
-def _prepared(recipe: Recipe, folder: Path) -> TaskData:
-    if recipe.start is not None:
-        return recipe.start.prepare(recipe.task, folder, recipe.seed)
-    return recipe.task.prepare(folder / "data", recipe.seed)
 
 
 class _StopPreparation:

@@ -60,6 +60,7 @@ class TaskFacts:
     metric: str
     higher_is_better: bool
     grain: float  # the share of one held-out item, the smallest step of scores that count items
+    data: Path | None = None  # where its data is prepared, for all runs
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class ComparisonPlan:
     def jobs(self) -> list[Job]:
         """Return all runs, seed by seed, so that every system has one result before any has two."""
         return [
-            Job(job_name(task.name, system.name, seed), with_seed(system.recipes[task.name], seed))
+            Job(job_name(task.name, system.name, seed), with_seed(system.recipes[task.name], seed), task.data)
             for task in self.tasks
             for seed in self.seeds
             for system in self.systems
@@ -235,7 +236,8 @@ def _facts(name: str, recipe: Recipe, metric: str | None, folder: Path) -> TaskF
     chosen = metric or next(iter(known))
     if chosen not in known:
         raise ConfigError(f"--metric: {name}: {unknown_name(chosen, known)}")
-    return TaskFacts(name, recipe, data.sizes, chosen, known[chosen], 1 / max(1, len(data.examples("valid"))))
+    grain = 1 / max(1, len(data.examples("valid")))
+    return TaskFacts(name, recipe, data.sizes, chosen, known[chosen], grain, folder)
 
 
 def _as_large(system: System, baseline: System, tasks: Sequence[TaskFacts]) -> System:
