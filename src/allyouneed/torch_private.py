@@ -30,4 +30,7 @@ convolution_backward = torch.ops.aten.convolution_backward
 softmax_backward = torch._softmax_backward_data
 weight_norm = torch._weight_norm
 foreach_add_ = torch._foreach_add_
+foreach_sub_ = torch._foreach_sub_
+foreach_mul_ = torch._foreach_mul_
+foreach_lerp = torch._foreach_lerp
 foreach_lerp_ = torch._foreach_lerp_

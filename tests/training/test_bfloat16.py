@@ -18,6 +18,7 @@ from allyouneed.tasks.loss import linear_cross_entropy
 from allyouneed.training import Interrupted, Recipe, train
 from allyouneed.training.log import read_log
 from allyouneed.training.loop import Run
+from allyouneed.training.muon import Muon, orthogonalise
 from allyouneed.training.progress import SilentListener
 from helpers import file_hash
 
@@ -114,6 +115,38 @@ def test_dropout_keeps_its_scale() -> None:
     seed_dropout(1)
     found = Dropout(0.1).add(x, y).unique()
     assert torch.equal(found, torch.tensor([0.0, 256 / 230]))
+
+
+@pytest.mark.parametrize("shape", [(3, 24, 24), (2, 16, 64), (2, 64, 16)])
+def test_muon_finds_the_nearest_orthogonal_matrix_in_bfloat16(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape)
+    u, values, vh = torch.linalg.svd(matrix, full_matrices=False)
+    matrix = u @ (values.clamp(min=0.2).unsqueeze(-1) * vh)  # five steps do not lift singular values near zero
+    found = orthogonalise(matrix, products=torch.bfloat16)
+    assert found.dtype == torch.float32
+    cosine = F.cosine_similarity(found.flatten(1), (u @ vh).flatten(1))
+    assert cosine.min() > 0.95
+    exact = orthogonalise(matrix)
+    assert 0 < relative(found, exact) < 4.0  # five polynomials of degree five
+    values = torch.linalg.svdvals(found)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_muon_keeps_its_moments_in_float32() -> None:
+    moved = []
+    for products in (None, torch.bfloat16):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(16, 48))
+        muon = Muon([weight], lr=0.1, products=products)
+        for _ in range(3):
+            weight.grad = torch.randn(16, 48)
+            muon.step()
+        moved.append((weight.detach(), muon.state[weight]["momentum"]))
+    (wide, momentum), (half_weight, half_momentum) = moved
+    assert torch.equal(momentum, half_momentum)
+    assert 0 < relative(half_weight, wide) < 1.0
 
 
 class Stopper(SilentListener):

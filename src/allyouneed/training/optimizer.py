@@ -28,8 +28,13 @@ class OptimizerConfig(Config):
     type: str
     lr: PositiveFloat = 7e-4  # the peak of the schedule
 
-    def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
-        """Return optimizers for all parameters of a model. `gather`: for parameters that are only rows of matrices."""
+    def build(
+        self, model: Parameters, gather: Gather | None = None, products: torch.dtype | None = None
+    ) -> "Optimizers":
+        """Return optimizers for all parameters of a model.
+
+        `gather`: for parameters that are only rows of matrices; `products`: the type of Muon's matrix products.
+        """
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return Optimizers(names, [self.rule(_groups(names, self.decay))])
 
@@ -87,14 +92,16 @@ class MuonConfig(_WithDecay, _AdamSettings):
                 "train.optimizer: muon updates the matrices inside blocks, and this model has none; use adamw"
             )
 
-    def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
+    def build(
+        self, model: Parameters, gather: Gather | None = None, products: torch.dtype | None = None
+    ) -> "Optimizers":
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         matrices = [parameter for parameter, name in names.items() if _is_block_matrix(name, parameter)]
         inside = set(matrices)
         rest = {parameter: name for parameter, name in names.items() if parameter not in inside}
         if not matrices:  # a run that an earlier version started; `check_model` refuses new ones
             return Optimizers(names, [self.rule(_groups(rest, self.decay))])
-        muon = Muon(matrices, self.matrix_lr, self.momentum, self.weight_decay, gather)
+        muon = Muon(matrices, self.matrix_lr, self.momentum, self.weight_decay, gather, products)
         others = [self.rule(_groups(rest, self.decay))] if rest else []  # none if they are frozen
         return Optimizers(names, [*others, muon])
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from allyouneed.mixers import Mixer
@@ -23,7 +24,8 @@ class TrainState:
         self._start_optimizers()
 
     def _start_optimizers(self) -> None:
-        self.optimizers = self.config.optimizer.build(self.parallelism, self.parallelism.gather_matrix)
+        products = torch.bfloat16 if self.config.precision == "bfloat16" else None
+        self.optimizers = self.config.optimizer.build(self.parallelism, self.parallelism.gather_matrix, products)
         self.average = self.config.average.build(self.parallelism)
 
     def update(self, step: int, factor: float, workers: Workers) -> None:
