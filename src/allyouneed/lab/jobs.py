@@ -13,7 +13,7 @@ from allyouneed.tasks.prepared import reusing
 from allyouneed.training import Recipe, train
 from allyouneed.training.log import read_log
 from allyouneed.training.progress import ProgressListener
-from allyouneed.training.recipe_files import require_same_recipe
+from allyouneed.training.recipe_files import require_same_recipe, with_precision
 from allyouneed.training.workers import shares
 from allyouneed.words import counted
 
@@ -23,11 +23,14 @@ Backend = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class Job:
-    """A training run to execute."""
+    """A training run to execute. Runs are compared, so all compute in float32, unless their recipes say otherwise."""
 
     name: str  # name of the run folder
     recipe: Recipe
     prepared: Path | None = None  # a folder with prepared data, which is used if it is that of the recipe
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipe", with_precision(self.recipe, "float32"))
 
 
 @dataclass(frozen=True)

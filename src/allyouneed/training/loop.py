@@ -34,6 +34,7 @@ from allyouneed.training.gradients import Gradients, mix_seed
 from allyouneed.training.guards import MAX_SKIPS, accept_gradient, should_restart
 from allyouneed.training.pace import PROBE_SHARE, TimePlan
 from allyouneed.training.parallel import parallelize, require_divisible
+from allyouneed.training.precision import settle_precision
 from allyouneed.training.process_group import ProcessGroup, report_once
 from allyouneed.training.progress import Progress, ProgressListener, SilentListener
 from allyouneed.training.recipe import Recipe
@@ -65,9 +66,8 @@ def train(
 ) -> Path:
     """Train, or resume, in a run folder; return the finished model folder.
 
-    `cores`: the number of cores to use; by default all that this process may run on. `began`: since when a budget in
-    minutes counts, by the monotonic clock; by default since now. Under torchrun every process calls this, and rank 0
-    alone writes to the folder and to the listener.
+    `cores`: by default all that this process may run on. `began`: since when a budget in minutes counts (monotonic
+    clock; default: now). Under torchrun every process calls this; rank 0 alone writes to folder and listener.
     """
     began = time.monotonic() if began is None else began
     with report_once():
@@ -80,6 +80,7 @@ def train(
         if group.on_rank0(lambda: open_run_folder(held, recipe, folder, listener)):
             listener.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
         else:
+            recipe = settle_precision(recipe, folder, where, group, listener)
             _train(Run(recipe, folder, listener, where, cores, group, began))
     group.leave()
     return folder / "model"

@@ -17,6 +17,7 @@ from allyouneed.training.schedule import AnySchedule, InverseSqrtConfig
 from allyouneed.training.start import StartConfig
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class TrainConfig(Config):
@@ -33,7 +34,7 @@ class TrainConfig(Config):
     parallel: Parallel = "none"  # with several processes (torchrun): whole models, or sharded ones
     clip: NonNegativeFloat = 1.0  # the largest norm of the gradient; 0: unlimited
     spike: NonNegativeFloat = 20.0  # skip a gradient this many times above its running mean; 0: never
-    precision: Literal["float32", "bfloat16"] = "float32"  # of products (docs/runs.md#precision)
+    precision: Precision = "auto"  # of products (docs/runs.md#precision); auto: bfloat16 where it is measured to pay
     evaluate_every: Annotated[float, Field(gt=0, le=1)] = 0.1  # fraction of the budget
     # Most of a budget in minutes that evaluations may take: they use fewer items, or are fewer. Other budgets are
     # repeatable, so their evaluations do not depend on the time.

@@ -7,7 +7,7 @@ from allyouneed.config import Tree, merge, override, parse, read_recipe
 from allyouneed.errors import ConfigError, unknown_name
 from allyouneed.training.effects import require_effective
 from allyouneed.training.former import without_former_settings
-from allyouneed.training.recipe import Recipe
+from allyouneed.training.recipe import Precision, Recipe
 from allyouneed.training.start import describe_start
 
 MAX_DIFFERENCES = 3  # in an error message
@@ -85,6 +85,18 @@ def read_stored_recipe(file: Path) -> Recipe:
     return parse(Recipe, without_former_settings(read_recipe(file)), str(file))
 
 
+def precision_of_run(file: Path) -> Precision:
+    """Return the precision of the run with this recipe. Earlier versions, which did not state it, had float32."""
+    return with_precision(read_stored_recipe(file), "float32").train.precision
+
+
+def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
+    """Return the recipe with this precision, if it leaves it open."""
+    if recipe.train.precision != "auto":
+        return recipe
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": precision})})
+
+
 def require_same_recipe(folder: Path, recipe: Recipe, *, or_larger: bool = False) -> None:
     """Raise ConfigError, naming the differences, if a run folder was started with another recipe.
 
@@ -94,6 +106,7 @@ def require_same_recipe(folder: Path, recipe: Recipe, *, or_larger: bool = False
     if not file.exists():
         return
     began, advice = read_stored_recipe(file), f"choose another run folder, or remove {folder}"
+    began, recipe = (with_precision(one, precision_of_run(file)) for one in (began, recipe))
     # Initial weights are identified by their hash, wherever they are stored.
     if (began.start and began.start.sha256) != (recipe.start and recipe.start.sha256):
         was, is_now = describe_start(began.start), describe_start(recipe.start)

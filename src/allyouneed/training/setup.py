@@ -178,6 +178,7 @@ def start_workers(
             "parameters": model.parameter_count(),
             "began": None if recipe.start is None else recipe.start.model_dump(),
             "deterministic": config.deterministic,
+            "precision": config.precision,
             **now,
         }
     )

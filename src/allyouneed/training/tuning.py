@@ -65,7 +65,8 @@ def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: Folde
     changed = kind != (own.get("task") or {}).get("type")
     if kind in TASKS and changed:
         task = {**_lengths(kind, config.model), **task}
-    if "train" not in read and own.get("train", {}) == without_none(TrainConfig().model_dump(mode="json")):
+    usual = without_none(TrainConfig().model_dump(mode="json"))
+    if "train" not in read and {**own.get("train", {}), "precision": usual["precision"]} == usual:
         smoothing = 0.1 if kind in TASKS and TASKS[kind].translates else 0.0
         tree = {**tree, "train": {**TUNING, "label_smoothing": smoothing}}
         if kind == "language" and "task" not in read:  # a few windows: texts of an imported model may be long
