@@ -62,6 +62,25 @@ def compare(runs: dict[str, Run], options: argparse.Namespace) -> None:
         print(f"{arm:9} {spread(speeds[arm], 0)} tokens per CPU-second")
     ratios = [half / wide for wide, half in zip(*speeds.values(), strict=True)]
     print(f"ratio     {spread(ratios, 2)}")
+    compare_optimizers(runs)
+
+
+def compare_optimizers(runs: dict[str, Run]) -> None:
+    """Time updates of nothing (a learning rate of 0) with random gradients, in turns."""
+    times: dict[str, list[float]] = {arm: [] for arm in runs}
+    for run in runs.values():
+        for _, parameter in run.state.parallelism.named_parameters():
+            parameter.grad = 1e-3 * torch.randn_like(parameter)
+    for number in range(10):
+        for arm, run in runs.items():
+            before = time.process_time()
+            run.state.optimizers.step(0.0, run.workers)
+            if number:
+                times[arm].append(1e3 * (time.process_time() - before))
+    for arm in runs:
+        print(f"{arm:9} {spread(times[arm], 1)} ms in the optimizer")
+    ratios = [wide / half for wide, half in zip(*times.values(), strict=True)]
+    print(f"ratio     {spread(ratios, 2)}")
 
 
 def turn(run: Run, steps: int) -> tuple[float, float]:
