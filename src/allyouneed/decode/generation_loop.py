@@ -51,9 +51,9 @@ def _generate(
         token_B, chosen_B = choose(as_float32(logits_BV), row_B)
         logprob_B += chosen_B
         recent.append(token_B)
-        ended_B = token_B == EOS
         length = ids_BT.shape[1] + len(recent)
-        if length >= shortest or bool(ended_B.any()):  # finished rows leave the batch
+        if length >= shortest or EOS in token_B.tolist():  # finished rows leave the batch
+            ended_B = token_B == EOS
             ids_BT, recent = torch.cat([ids_BT, torch.stack(recent, dim=1)], dim=1), []
             done_B = ended_B | (limit_B <= length)
             for place in done_B.nonzero()[:, 0].tolist():

@@ -122,9 +122,12 @@ class UniformStreams:
     def __init__(self, config: SampleConfig, rows: Sequence[tuple[int, int]]) -> None:
         self._generators = [uniforms(config.seed, *row) for row in rows]
         self._ahead_BT = np.empty((len(rows), 0))
+        self._needed = config.temperature > 0
 
-    def next(self, row_B: Tensor) -> Tensor:
-        """Return the next number, in [0, 1), of the given rows; the other rows skip theirs."""
+    def next(self, row_B: Tensor) -> Tensor | None:
+        """Return the next number, in [0, 1), of the given rows; the other rows skip theirs. At temperature 0: None."""
+        if not self._needed:
+            return None
         if not self._ahead_BT.shape[1]:
             self._ahead_BT = np.stack([generator.random(self.AHEAD) for generator in self._generators])
         uniform_N = torch.from_numpy(self._ahead_BT[:, 0].copy()).to(row_B.device)
@@ -156,10 +159,10 @@ def _sample_batch(
     )
 
 
-def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor | None) -> tuple[Tensor, Tensor]:
     """Draw a token (B) for each row by a number in [0, 1); return it with its log-probability (B) before any cut.
 
-    Each of `config.ends` is returned as EOS.
+    Temperature 0 needs no numbers. Each of `config.ends` is returned as EOS.
     """
     token_B, logprob_B = _draw(logits_BV, config, uniform_B)
     for end in config.ends:
@@ -167,9 +170,10 @@ def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tu
     return token_B, logprob_B
 
 
-def _draw(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor | None) -> tuple[Tensor, Tensor]:
     if config.temperature == 0:
         return best_token(logits_BV)
+    assert uniform_B is not None
     uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0 and config.epsilon == 0
     if uncut and (drawn := draw_tokens(logits_BV, FIRST_TOKEN, config.temperature, uniform_B)) is not None:
         return drawn

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from allyouneed.kernels.build import functions
 
+FEW_NUMBERS = 64  # for so few, a loop is faster than torch's operations
+
 
 def add_norm(x: Tensor, y: Tensor | None, gamma_D: Tensor, beta_D: Tensor | None, epsilon: float) -> Tensor:
     """Return Norm(x + y), both (..., D), or Norm(x): layer norm, or RMS norm without beta."""
@@ -126,7 +128,9 @@ def among(number: Tensor, count: int) -> bool:
     """Return True if C may compute addresses from these numbers: 0 to count - 1, as 64-bit integers on the CPU."""
     if number.dtype != torch.long or number.device.type != "cpu":
         return False
-    return not number.numel() or 0 <= int(number.min()) <= int(number.max()) < count
+    if number.numel() <= FEW_NUMBERS:
+        return all(0 <= one < count for one in number.flatten().tolist())
+    return 0 <= int(number.min()) <= int(number.max()) < count
 
 
 def top_tokens(logits_BV: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:

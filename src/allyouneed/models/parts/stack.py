@@ -118,7 +118,9 @@ class Embedding(nn.Module):
 
     def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
         """Return the embedding of one token for each row, after `seen` others."""
-        x_BD = self.look_up(token_B) * self.scale
+        x_BD = self.look_up(token_B)
+        if self.scale != 1:
+            x_BD = x_BD * self.scale
         if self.segment_ND is not None:
             x_BD = x_BD + self.segment_ND[0]
         if self.position is not None:
