@@ -71,7 +71,7 @@ class Usage:
     load: float = 0.0  # average number of processes that wanted a core, in the last minute of it
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # seconds and CPU seconds of the first process
     peak_mib: float = 0.0  # allocated by all processes together
-    peak_process_mib: float = 0.0  # allocated by one of them, with its children
+    peaks_mib: list[float] = field(default_factory=list)  # of each with its children; the first one usually leads
     peak_with_files_mib: float = 0.0  # by all, with mapped files
     peak_disk: int = 0  # bytes, without the corpus
 
@@ -154,7 +154,7 @@ def start(folder: Path, out: str, task: dict[str, object], count: int) -> list[s
 
 def finish(folder: Path, out: str, processes: list[subprocess.Popen[bytes]], usage: Usage) -> None:
     """Wait for all processes, and add what they use. A killed one is no error."""
-    running = list(processes)
+    running, peaks = list(processes), dict.fromkeys((process.pid for process in processes), 0.0)
     while running:
         for process in list(running):
             ended, status, used = os.wait4(process.pid, os.WNOHANG)
@@ -164,12 +164,13 @@ def finish(folder: Path, out: str, processes: list[subprocess.Popen[bytes]], usa
                 if process.returncode not in (0, -signal.SIGKILL):
                     sys.exit(f"preparation ended with status {process.returncode}")
                 usage.cpu_seconds += used.ru_utime + used.ru_stime
-        memory = [memory_of(tree_of(process.pid)) for process in running] or [(0.0, 0.0)]
-        own, whole = map(sum, zip(*memory, strict=True))
-        usage.peak_mib, usage.peak_with_files_mib = max(usage.peak_mib, own), max(usage.peak_with_files_mib, whole)
-        usage.peak_process_mib = max(usage.peak_process_mib, *(one for one, _ in memory))
+        memory = {process.pid: memory_of(tree_of(process.pid)) for process in running}
+        peaks |= {process: max(peaks[process], own) for process, (own, _) in memory.items()}
+        usage.peak_mib = max(usage.peak_mib, sum(own for own, _ in memory.values()))
+        usage.peak_with_files_mib = max(usage.peak_with_files_mib, sum(whole for _, whole in memory.values()))
         usage.peak_disk = max(usage.peak_disk, folder_size(folder / out))
         time.sleep(0.1)
+    usage.peaks_mib = list(peaks.values())
 
 
 def stop(*_: object) -> None:
@@ -242,10 +243,11 @@ def folder_size(folder: Path) -> int:
 
 def show(usage: Usage, pairs: int, disk: int, what: str) -> None:
     """Print what a preparation used."""
+    each = ", ".join(f"{one:,.0f}" for one in usage.peaks_mib)
     print(
         f"{what}: prepared in {usage.seconds:.1f} s ({pairs / usage.seconds:,.0f} pairs a second; load "
         f"{usage.load:.1f}), {usage.cpu_seconds:.1f} CPU seconds: {usage.cpu_seconds / usage.seconds:.2f} of "
-        f"{os.cpu_count()} cores busy, {usage.peak_mib:,.0f} MiB ({usage.peak_process_mib:,.0f} in a process, "
+        f"{os.cpu_count()} cores busy, {usage.peak_mib:,.0f} MiB ({each}; "
         f"{usage.peak_with_files_mib:,.0f} with mapped files), {disk / 1e6:,.0f} MB on disk "
         f"(at most {usage.peak_disk / 1e6:,.0f})"
     )
