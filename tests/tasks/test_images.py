@@ -68,13 +68,13 @@ def test_a_folder_gives_classes_in_turn_and_is_prepared_again_when_it_changes(tm
     assert before[1] != after[1]
 
 
-def bomb(path: Path) -> None:
-    """Write a PNG of a few kilobytes whose header states 60,000 x 60,000 pixels."""
+def bomb(path: Path, side: int) -> None:
+    """Write a PNG of a few kilobytes whose header states a large square."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">2I5B", 60_000, 60_000, 8, 0, 0, 0, 0)
+    header = struct.pack(">2I5B", side, side, 8, 0, 0, 0, 0)
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1 << 20))))
 
 
@@ -84,12 +84,14 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:900])
     (tmp_path / "words.png").write_text("not an image")
     (tmp_path / "code.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
-    bomb(tmp_path / "bomb.png")
+    bomb(tmp_path / "large.png", 12_000)
+    bomb(tmp_path / "bomb.png", 60_000)
     for name, message in (
         ("cut.png", "cannot be read as an image"),
         ("words.png", "not an image of a known format"),
         ("code.eps", "not an image of a known format"),
-        ("bomb.png", "60,000 x 60,000 pixels|cannot be read as an image: Image size"),
+        ("large.png", "12,000 x 12,000 pixels; at most 134,217,728"),
+        ("bomb.png", "cannot be read as an image: Image size"),  # the limit of Pillow
         ("missing.png", "no such file; this model reads images"),
         (".", "cannot be read as an image"),
         ("x" * 5000, "cannot be read as an image"),
