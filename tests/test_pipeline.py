@@ -195,6 +195,23 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "translate a number": (lambda t, m, _: t.translate(["a", 1]), "texts: item 2: of type int; should be a text"),
     "translate None": (lambda t, m, _: t.translate([None]), "texts: item 1: of type NoneType; should be a text"),
     "translate bytes": (lambda t, m, _: t.translate([b"a"]), "texts: item 1: of type bytes; should be a text"),
+    "terms as a dict": (lambda t, m, _: t.translate(["a"], glossary={"a": "b"}), "of type dict; should be a Glossary"),
+    "a text of prefixes": (
+        lambda t, m, _: t.translate(["a"], prefixes="x"),
+        "prefixes: a single text; should be a list",
+    ),
+    "a path of a reverse model": (
+        lambda t, m, _: t.translate(["a"], reverse="x"),
+        "of type str; should be a model that",
+    ),
+    "samples as a text": (
+        lambda t, m, _: t.translate(["a"], mbr="8"),
+        "mbr: of type str; should be a number of samples",
+    ),
+    "one more model": (
+        lambda t, m, _: allyouneed.load(t.path, ensemble=str(t.path)),
+        "ensemble: a single text; should be a list of folders",
+    ),
     "a list of prompts": (lambda t, m, _: m.generate(["x"]), "prompt: of type list; should be a text"),
     "no prompt": (lambda t, m, _: m.generate(None), "prompt: of type NoneType; should be a text"),
     "a text to score": (lambda t, m, _: m.score("the cat"), "items: a single text; should be a list of texts"),

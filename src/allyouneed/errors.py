@@ -24,6 +24,10 @@ class DataError(UserError):
     """An invalid corpus: its bytes, its lines or its pairs."""
 
 
+class MissingFileError(DataError):
+    """A file of a corpus that does not exist."""
+
+
 class FolderError(UserError):
     """A folder that is not a model or run folder, is incomplete, or was changed since it was written."""
 

@@ -36,7 +36,7 @@ from allyouneed.evaluation.settings import (
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.shortlist.build import require_shortlist
-from allyouneed.text.checks import require_known, require_short
+from allyouneed.text.checks import require_known, require_short, room
 from allyouneed.text.glossary import Glossary, constraints_of
 from allyouneed.text.lines import Pair
 from allyouneed.text.sentences import Sentences
@@ -86,7 +86,8 @@ def load(
     whole = optimized(bundle, int8)
     if not ensemble:
         return whole
-    others = [optimized(load_folder(other, device, compact=True), int8) for other in ensemble]
+    folders = _list(ensemble, "ensemble", "folders")
+    others = [optimized(load_folder(other, device, compact=True), int8) for other in folders]
     joined = ensemble_of([whole, *others])
     assert isinstance(joined, Pipeline)
     return joined
@@ -162,6 +163,7 @@ class Pipeline(Bundle):
         the beam by a model that translates back. docs/search.md describes both.
         """
         require_source(self, "translate")
+        _require_type(glossary, "glossary", Glossary, "Glossary([(term, target), ...]), of allyouneed.text.glossary")
         codec = in_languages(self, source_language, target_language)
         choice = DecisionRule(
             _risk(settings.pop("mbr", None)), self._reverse(settings, source_language, target_language)
@@ -170,11 +172,12 @@ class Pipeline(Bundle):
         choice.check(codec, config, constrained=glossary is not None or any(prefixes), shortlist=shortlist)
         listed = require_shortlist(self) if shortlist else None
         texts = _texts(texts, "texts")
-        splitter = sentence_splitter(self, sentences)
+        splitter, most = sentence_splitter(self, sentences), room(self.codec, self.model.longest_source)
         for number, text in enumerate(texts):
             for piece in splitter.split(text).pieces:
-                require_short(self.codec.source, [piece], "texts", number)
+                require_short(self.codec.source, [piece], "texts", number, most)
         require_known(self.codec, [text.strip() and text for text in texts], "texts", longest=self.model.longest_source)
+        prefixes = _texts(prefixes, "prefixes")
         if prefixes and len(prefixes) != len(texts):
             raise ConfigError(f"prefixes: {len(prefixes)} for {len(texts)} texts; give one for each text")
         filled = [text for text in texts if text.strip()]
@@ -192,6 +195,7 @@ class Pipeline(Bundle):
     def _reverse(settings: SearchSettings, source: str | None, target: str | None) -> Reverse | None:
         """Take the reverse model out of the settings."""
         given = settings.pop("reverse", None)
+        _require_type(given, "reverse", Bundle | Reverse, "model that allyouneed.load returned, or a Reverse")
         return reverse_of(given, 1.0, source, target) if isinstance(given, Bundle) else given
 
     @overload
@@ -280,7 +284,13 @@ class Pipeline(Bundle):
         return [scored or Scored(0.0, 0, []) for scored in score_rows(self, rows, "items")]
 
 
+def _require_type(value: Any, name: str, kind: Any, what: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name}: of type {type(value).__name__}; should be a {what}")
+
+
 def _risk(given: int | RiskConfig | None) -> RiskConfig | None:
+    _require_type(given, "mbr", int | RiskConfig, "number of samples, or a RiskConfig")
     return parse(RiskConfig, {"n": given}) if isinstance(given, int) else given
 
 

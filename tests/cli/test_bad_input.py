@@ -65,7 +65,7 @@ def test_an_enormous_line_is_refused_in_constant_memory(run: Commands, corpus: P
 
 
 def test_missing_files_are_named(run: Commands, corpus: Path):
-    assert_one_line(run(*TRAIN, "--out", "out", folder=corpus), 2, "a: no such file")
+    assert_one_line(run(*TRAIN, "--out", "out", folder=corpus), 2, "a: no such file; state files of yours: --set task")
 
 
 def test_odd_but_usable_text_is_used_and_skips_are_counted(run: Commands, corpus: Path):

@@ -46,7 +46,7 @@ def test_documents_from_standard_input(run: Commands, numbers: str) -> None:
     ("arguments", "message"),
     [
         (["--format", "docx"], "state the file to write: --out translated.docx"),
-        (["--out", "x.html"], "--format: state the format of standard input"),
+        (["--out", "x.html"], "--format: a document from standard input needs its format"),
         (["a.pdf"], "a.pdf: no format is known for this ending"),
         (["gone.html"], "gone.html: cannot be read: No such file"),
         (["page.txt", "--n-best", "2"], "--n-best: is for the lines of standard input"),

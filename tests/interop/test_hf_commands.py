@@ -64,6 +64,60 @@ def test_commands_on_a_translator(tmp_path: Path, command: CommandRunner) -> Non
     assert "the data of an imported model are not known" in err
 
 
+def test_imported_models_have_no_data(tmp_path: Path, command: CommandRunner) -> None:
+    their.bart(tmp_path / "theirs")
+    assert command("import", tmp_path / "theirs", "--out", tmp_path / "ours")[0] == 0
+    unknown = "the data of an imported model are not known; "
+    _, _, err = command("train", "--from", tmp_path / "ours", "--steps", 1, "--out", tmp_path / "run")
+    assert (
+        err
+        == f"error: {unknown}state files of yours: --train and --valid, or --set task.train=... and task.valid=...\n"
+    )
+    _, _, err = command("evaluate", tmp_path / "ours")
+    assert err == f"error: {tmp_path / 'ours'}: {unknown}give --data, or --source and --reference\n"
+
+
+def test_texts_of_an_imported_task_fit_the_positions_of_its_model(tmp_path: Path, command: CommandRunner) -> None:
+    folder, model = their.encoder(tmp_path / "theirs", "Bert", "ForSequenceClassification")
+    longest = model.config.max_position_embeddings
+    assert longest < 512
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert load_folder(tmp_path / "ours").recipe["task"]["max_length"] == longest
+    lines = ["the cat", "the cat " * longest]
+    (tmp_path / "labels.tsv").write_text("".join(f"good\t{line}\n" for line in lines))
+    most = longest - len(load_folder(tmp_path / "ours").codec.encode_source(""))
+    message = f": line 2: a text of more than {most} tokens, for which the model has positions; cut it into pieces\n"
+    for arguments, text in (
+        (["translate", tmp_path / "ours"], "\n".join(lines)),
+        (["score", tmp_path / "ours"], "\n".join(f"{line}\tgood" for line in lines)),
+        (["evaluate", tmp_path / "ours", "--data", tmp_path / "labels.tsv"], ""),
+    ):
+        status, _, err = command(*arguments, text=text)
+        assert (status, err.count("\n")) == (2, 1), err
+        assert err.endswith(message)
+
+
+def test_lines_of_a_translator_that_are_too_long_for_its_positions_are_named(
+    tmp_path: Path, command: CommandRunner
+) -> None:
+    folder, model = their.bart(tmp_path / "theirs")
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    longest = model.config.max_position_embeddings
+    for name, text in (
+        ("translate", f"the cat\n{'the cat ' * longest}\n"),
+        ("score", f"the cat\ta dog\n{'the cat ' * longest}\ta dog\n"),
+        ("score", f"the cat\ta dog\nthe cat\t{'a dog ' * longest}\n"),
+    ):
+        status, _, err = command(name, tmp_path / "ours", text=text)
+        assert (status, err.count("\n")) == (2, 1), err
+        assert "standard input: line 2: a text of more than " in err
+        assert "for which the model has positions" in err
+    folder, _ = their.gpt2(tmp_path / "gpt2")
+    assert command("import", folder, "--out", tmp_path / "language")[0] == 0
+    status, _, err = command("score", tmp_path / "language", text=f"the cat\n{'the cat ' * 200}\n")
+    assert (status, "standard input: line 2: a text of more than" in err) == (2, True)
+
+
 def test_commands_on_a_language_model(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.llama(tmp_path / "theirs")
     assert command("import", folder, "--out", tmp_path / "ours")[0] == 0

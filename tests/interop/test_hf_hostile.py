@@ -206,7 +206,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "deep": (deep, r"config.json: not JSON"),
     "huge": (huge, r"config.json: more than 4,194,304 bytes"),
     "deep tokeniser": (deep_tokenizer, r"tokenizer.json: not"),
-    "no tokeniser": (no_tokenizer, r"has no tokenizer.json \(it has vocab.json"),
+    "no tokeniser": (no_tokenizer, r"has no tokenizer.json and no SentencePiece model \(it has vocab.json"),
     "slow expression": (
         tokenizer_with(lambda tree: tree.update(pre_tokenizer=SLOW)),
         r"pre_tokenizer: Split: pattern = .* is not an allowed value",

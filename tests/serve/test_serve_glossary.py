@@ -169,6 +169,9 @@ def test_a_glossary_needs_a_model_that_can_use_it(tmp_path: Path) -> None:
     models = [str(translator(tmp_path, "numbers")), str(language_model(tmp_path))]
     with pytest.raises(ConfigError, match="which of the 2 models"):
         Source(models=models, glossaries=[str(terms)]).read()
+    for some in (models, models[:1]):
+        with pytest.raises(ConfigError, match="no model is named 'languag'; the models are"):
+            Source(models=some, glossaries=[f"languag={terms}"]).read()
     with pytest.raises(ConfigError, match="is for models that translate"):
         Source(models=models, glossaries=[f"language={terms}"]).read().open("language")
     file = tmp_path / "serve.toml"

@@ -224,11 +224,13 @@ def _translate_lines(
 def _checker(bundle: "Bundle", splitter: "SentenceSplitter", unknown: list[int]) -> Callable[[str, int], None]:
     """Return a check of a line, given the lines before it. Lines with unknown text are added to `unknown`."""
     from allyouneed.cli.stdin import NAME
-    from allyouneed.text.checks import require_known, require_short, unknown_words
+    from allyouneed.text.checks import require_known, require_short, room, unknown_words
+
+    most = room(bundle.codec, bundle.model.longest_source)
 
     def check(text: str, before: int) -> None:
         for piece in splitter.split(text).pieces:
-            require_short(bundle.codec.source, [piece], str(NAME), before)
+            require_short(bundle.codec.source, [piece], str(NAME), before, most)
         require_known(bundle.codec, [text], str(NAME), before, bundle.model.longest_source)
         if bundle.codec.source is not None and unknown_words(bundle.codec.source, text):
             unknown.append(before + 1)

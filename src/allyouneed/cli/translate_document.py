@@ -38,7 +38,10 @@ def open_document(file: Path | None, kind: str, out: Path | None) -> "Document":
 
     if file is None:
         if kind == "auto":
-            raise ConfigError("--format: state the format of standard input; auto goes by the ending of a file's name")
+            raise ConfigError(
+                "--format: a document from standard input needs its format (--format html); lines need neither it "
+                "nor --out: `> FILE`"
+            )
         raw, where = sys.stdin.buffer.read(LARGEST + 1), "standard input"
     else:
         kind = format_of(file) if kind == "auto" else kind
@@ -92,14 +95,16 @@ def _run(
 
 def _best(bundle: "Bundle", answer: "Answers") -> Callable[[list[str]], list[str]]:
     """Return a function from sentences to their best translations. A sentence that occurs twice is translated once."""
-    from allyouneed.text.checks import require_short
+    from allyouneed.text.checks import require_short, room
+
+    most = room(bundle.codec, bundle.model.longest_source)
 
     def translate(texts: list[str]) -> list[str]:
         known: dict[str, str] = {}
         different = list(dict.fromkeys(texts))
         for text in different:
             try:
-                require_short(bundle.codec.source, [text], "the document")
+                require_short(bundle.codec.source, [text], "the document", most=most)
             except DataError:
                 raise DataError(f"the document: a sentence of too many tokens: {text[:60]}..; split it") from None
         for start in range(0, len(different), ROWS):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.decode import SearchConfig
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError, DataError, MissingFileError
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.shortlist.table import Shortlist
@@ -39,7 +39,10 @@ def task_data(bundle: Bundle, temporary: Path) -> TaskData:
     """Return the data that the model was trained on: from its run folder, or prepared again in `temporary`."""
     recipe, run_data = recipe_of(bundle), bundle.path.parent / "data"
     folder = run_data if run_data.is_dir() else temporary
-    data = prepared_again(recipe, bundle.codec, folder)
+    try:
+        data = prepared_again(recipe, bundle.codec, folder)
+    except MissingFileError as error:
+        raise DataError(f"{bundle.path}: {error}; give --data, or --source and --reference") from None
     if not data.codec.same_ids_as(bundle.codec):
         raise DataError(
             f"{bundle.path}: its task's data has changed since training (the tokenisers differ); "
@@ -72,7 +75,7 @@ def evaluate_files(
     shortlist: Shortlist | None = None,
 ) -> list[Score]:
     """Return all scores on [source file, reference file], one file, or corpora as a recipe gives them."""
-    data = recipe_of(bundle).task.from_files(bundle.codec, files)
+    data = recipe_of(bundle).task.from_files(bundle.codec, files, bundle.model.longest_source)
     for note in data.notes:
         report(note)
     name = ",".join(Path(file).name for file in file_names(files))

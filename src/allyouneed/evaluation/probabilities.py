@@ -10,7 +10,7 @@ from allyouneed.errors import DataError
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.tasks.collate import tag_batch
-from allyouneed.text.checks import require_known, require_short
+from allyouneed.text.checks import require_known, require_short, room
 from allyouneed.text.corpus_settings import file_names
 from allyouneed.text.lines import Pair
 
@@ -43,22 +43,22 @@ def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: 
 
     A language model ignores the source.
     """
-    codec = bundle.codec
+    codec, longest = bundle.codec, bundle.model.longest
     filled = [row for row in rows if row is not None]
     sources, targets = (["" if row is None else row[column] for row in rows] for column in (0, 1))
     if codec.source is None:
         assert codec.target is not None
-        require_short(codec.target, targets, where, before)
+        require_short(codec.target, targets, where, before, longest and longest + (not codec.bos))
         # A language model does not learn where a text ends, so a text is scored as the start of one.
         # Where texts do not begin with BOS, the first token is read but has no probability.
         texts = [codec.split_prompt(codec.target.encode(text)) for _, text in filled]
         pairs = [(None, ids) for _, ids in texts]
         return _spread(rows, score(bundle.model, pairs, ended=False, begins=[begin for begin, _ in texts]))
-    require_short(codec.source, sources, where, before)
+    require_short(codec.source, sources, where, before, room(codec, bundle.model.longest_source))
     if codec.classes is not None:
         require_known(codec, sources, where, before, bundle.model.longest_source)
         return _spread(rows, (_score_tags if codec.per_position else _score_classes)(bundle, filled, where))
-    require_short(codec.target, targets, where, before)
+    require_short(codec.target, targets, where, before, longest and longest - len(codec.target_start) - 1)
     source_ids = codec.encode_sources([source for source, _ in filled])
     target_ids = [[*codec.target_start, *codec.encode_target(target)] for _, target in filled]
     return _spread(rows, score(bundle.model, list(zip(source_ids, target_ids, strict=True))))

@@ -264,6 +264,10 @@ class ConvS2S(Model):
     def longest(self) -> int | None:
         return self.decoder.embedding.longest
 
+    @property
+    def longest_source(self) -> int | None:
+        return self.encoder.embedding.longest
+
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         if mask_BS is not None:
             order_BS = real_first(mask_BS)

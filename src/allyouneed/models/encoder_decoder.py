@@ -87,6 +87,10 @@ class EncoderDecoder(Model):
     def longest(self) -> int | None:
         return self.target.longest
 
+    @property
+    def longest_source(self) -> int | None:
+        return self.source.longest
+
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         x_BSD = self.source(source_BS, next_positions(0, source_BS, mask_BS))
         x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), mask_BS)

@@ -206,6 +206,8 @@ def _set_glossaries(tree: dict[str, Any], files: Sequence[str]) -> None:
     for given in files:
         name, equals, file = given.partition("=")
         if not equals or name not in models:
+            if equals and not Path(given).exists():  # the name of a file may have a `=`, too
+                raise ConfigError(f"--glossary {given}: no model is named {name!r}; the models are {', '.join(models)}")
             if len(models) != 1:
                 raise ConfigError(
                     f"--glossary {given}: which of the {len(models)} models? NAME={given}; they are {', '.join(models)}"

@@ -23,7 +23,7 @@ from torch import Tensor
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.sizes import Sizes, Traits
-from allyouneed.text.checks import require_short
+from allyouneed.text.checks import require_short, room
 from allyouneed.text.codec import Codec
 from allyouneed.text.corpus_settings import file_names, pairs
 from allyouneed.text.lines import Pair, Skips, filled
@@ -168,9 +168,12 @@ class TaskConfig(Config, ABC):
         """Yield the rows of files as `evaluation.probabilities` scores them: pairs, or texts without a source."""
         return self.read_pairs(files)
 
-    def from_files(self, codec: Codec, files: Any) -> "TaskData":
-        """Return files, or corpora, as evaluation data of this task, in the ids of a finished model."""
-        return FilePairs(self, codec, files)
+    def from_files(self, codec: Codec, files: Any, longest: int | None = None) -> "TaskData":
+        """Return files, or corpora, as evaluation data of this task, in the ids of a finished model.
+
+        `longest`: source ids that the model has positions for; None: no limit.
+        """
+        return FilePairs(self, codec, files, longest)
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         """Score decoded text. The first score selects the best checkpoint."""
@@ -216,8 +219,8 @@ class TaskData(ABC):
 class FilePairs(TaskData):
     """Pairs of texts from files, in the ids of a finished model: evaluation data only."""
 
-    def __init__(self, task: TaskConfig, codec: Codec, files: Any) -> None:
-        self.task, self.codec = task, codec
+    def __init__(self, task: TaskConfig, codec: Codec, files: Any, longest: int | None = None) -> None:
+        self.task, self.codec, self._longest = task, codec, longest
         assert codec.source is not None
         size = len(codec.classes) if codec.classes is not None else codec.target.size if codec.target else 0
         self.sizes = Sizes(codec.source.size, size)
@@ -231,7 +234,7 @@ class FilePairs(TaskData):
         """Yield the pairs; raise DataError at the first one that the model cannot read or generate."""
         classes = self.codec.classes
         for source, target in rows:
-            require_short(self.codec.source, [source], skips.where, skips.read - 1)
+            require_short(self.codec.source, [source], skips.where, skips.read - 1, room(self.codec, self._longest))
             if self.codec.per_position:
                 self.task.as_batch(self.codec, [(source, target)])
             elif classes is not None and target not in classes:

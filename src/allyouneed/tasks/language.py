@@ -108,7 +108,7 @@ class LanguageConfig(TaskConfig):
         corpora = parse_corpora(files, TextCorpus, self.train)
         return (("", text) for corpus in corpora for (text,) in corpus.rows())
 
-    def from_files(self, codec: Codec, files: Any) -> "TextFile":
+    def from_files(self, codec: Codec, files: Any, longest: int | None = None) -> "TextFile":
         return TextFile(self, codec, files)
 
     def weights(self) -> list[float]:

@@ -12,14 +12,28 @@ LONGEST = 4096  # tokens of a text that a model reads; memory and time grow with
 SPELLED, SHORTEST_SPELLED = 1.5, 4  # bytes per token of a word that is spelled, and the fewest bytes of such a word
 
 
-def require_short(tokenizer: Tokenizer | None, texts: Sequence[str], where: str, before: int = 0) -> None:
-    """Raise DataError if a text is too long for a model. `before`: lines of `where` that precede the texts."""
+def require_short(
+    tokenizer: Tokenizer | None, texts: Sequence[str], where: str, before: int = 0, most: int | None = None
+) -> None:
+    """Raise DataError if a text is too long for a model. `before`: lines of `where` that precede the texts.
+
+    `most`: tokens that the model has positions for; None: no limit.
+    """
     assert tokenizer is not None
+    limit = LONGEST if most is None else min(most, LONGEST)
     for number, text in enumerate(texts, start=before + 1):
-        long = tokenizer.surely_longer(text, LONGEST)
+        long = tokenizer.surely_longer(text, limit)
         # No tokeniser makes more tokens than there are bytes, so most texts need not be encoded.
-        if long or (len(text) > LONGEST // 4 and len(tokenizer.encode(text)) > LONGEST):
-            raise DataError(f"{where}: line {number}: a text of more than {LONGEST:,} tokens; cut it into pieces")
+        if long or (len(text) > limit // 4 and len(tokenizer.encode(text)) > limit):
+            which = f"{limit:,} tokens" if limit == LONGEST else f"{limit:,} tokens, for which the model has positions"
+            raise DataError(f"{where}: line {number}: a text of more than {which}; cut it into pieces")
+
+
+def room(codec: Codec, longest: int | None) -> int | None:
+    """Return how many tokens a source may have beside its frame if a model has positions for `longest` ids."""
+    if longest is None or codec.per_position:  # `require_known` checks those
+        return None
+    return max(0, longest - sum(map(len, codec.framing)))
 
 
 def check_known(text: str, ids: Sequence[int], where: str) -> None:

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from allyouneed.errors import DataError
+from allyouneed.errors import DataError, MissingFileError
 from allyouneed.text.compressed import refuse_packed, unpacked
 
 LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without being read whole
@@ -21,6 +21,7 @@ CHUNK_ROWS = 2048  # rows tokenised together, or fewer if they are long
 CHUNK_CHARACTERS = 1 << 20
 DATA_VARIABLE = "ALLYOUNEED_DATA"
 DATA_DEFAULT = "../shared/data"
+NO_DATA = "the data of an imported model are not known"  # in place of file names in the recipe of an import
 
 _OTHER_ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -51,11 +52,13 @@ def open_text(path: Path) -> BinaryIO:
             raise DataError(f"{path}: not a regular file; data is read more than once, so it must be one")
         return unpacked(path.open("rb"), path)
     except FileNotFoundError:
-        hint = "a recipe's files are settings, such as task.train=..."
+        if path.name == NO_DATA:
+            raise MissingFileError(NO_DATA) from None
+        hint = ""
         if "," in str(path):
             names = ",".join(f'"{name.strip()}"' for name in str(path).split(","))
-            hint = f"several files are a list in brackets, quoted for the shell: --set 'task.train=[{names}]'"
-        raise DataError(f"{path}: no such file; {hint}") from None
+            hint = f"; several files are a list in brackets, quoted for the shell: --set 'task.train=[{names}]'"
+        raise MissingFileError(f"{path}: no such file{hint}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, DataError, MissingFileError
 from allyouneed.storage import refuse_foreign, refuse_links
 from allyouneed.tasks import TaskData
 from allyouneed.tasks.prepared import reusing
@@ -26,9 +26,13 @@ DATA = "data"  # the folder of a run that holds its prepared data
 
 def run_data(recipe: Recipe, run: Path) -> TaskData:
     """Return the data of a run. It is prepared, if it is not there."""
-    if recipe.start is not None:
-        return recipe.start.prepare(recipe.task, run, recipe.seed)
-    return recipe.task.prepare(run / DATA, recipe.seed)
+    try:
+        if recipe.start is not None:
+            return recipe.start.prepare(recipe.task, run, recipe.seed)
+        return recipe.task.prepare(run / DATA, recipe.seed)
+    except MissingFileError as error:
+        start = "--train and --valid, or " if recipe.start is not None else ""
+        raise DataError(f"{error}; state files of yours: {start}--set task.train=... and task.valid=...") from None
 
 
 def prepare(recipe: Recipe, run: Path, processes: int = 1, note: Callable[[str], None] = print) -> TaskData:

@@ -132,7 +132,7 @@ class ForeignFolder:
             found = [name for name in OTHER_TOKENIZER_FILES if self.has(name)]
             only = f" (it has {', '.join(found)}, which only its own tokenizer reads)" if found else ""
             raise FolderError(
-                f"{self.path}: has no {TOKENIZER}{only}; "
+                f"{self.path}: has no {TOKENIZER} and no SentencePiece model{only}; "
                 "a fast tokenizer of transformers writes one (AutoTokenizer.from_pretrained(...).save_pretrained)"
             )
         return self.read_json(TOKENIZER, LARGEST_FILE)
