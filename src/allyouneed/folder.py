@@ -364,7 +364,7 @@ def _read_codec(sealed: Sealed, config: FolderConfig) -> Codec:
         sealed.read(name)  # the codec opens its files itself; they are checked against the manifest here
     codec = Codec.load(sealed.path)
     _require_ids_fit(codec, config, sealed.path)
-    return codec
+    return codec.in_tuned_languages(config.recipe.get("task"))
 
 
 def _build(sealed: Sealed, config: FolderConfig, tensors: dict[str, Tensor], where: Path, compact: bool) -> Model:

@@ -9,7 +9,7 @@ trained or hooked. `allyouneed.folder.load_folder` loads the plain model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -237,7 +237,7 @@ class Pipeline(Bundle):
         require_generator(self)
         codec, prompt = self.codec, _text(prompt, "prompt")
         require_short(codec.source or codec.target, [prompt], "prompt")
-        ids = codec.encode_prompt(prompt) if codec.source is None else codec.encode_prompt()
+        ids = codec.encode_prompt(prompt) if codec.source is None else [*codec.encode_prompt(), *codec.prefix]
         sources = [codec.encode_source(prompt)] if codec.source is not None else None
         known = len(codec.decode_target(ids))
         found = sample(self.model, [ids[1:]], config, sources, begin=ids[0])[0]
@@ -269,19 +269,26 @@ class Pipeline(Bundle):
         vectors = embed(self.model, self.codec, ids, pool=pool, normalize=normalize)
         return [TextVector(vector_D, count) for vector_D, count in zip(vectors, left_out, strict=True)]
 
-    def score(self, items: Iterable[str] | Iterable[Pair]) -> list[Scored]:
+    def score(
+        self,
+        items: Iterable[str] | Iterable[Pair],
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> list[Scored]:
         """Return the log-probability (in nats) of each item, with its number of tokens.
 
         An item is a pair (source, target), or (text, class) for a classifier, or a text for a language model. An empty
-        text has no tokens and log-probability 0.
+        text has no tokens and log-probability 0. `source_language` and `target_language` are those of `translate`.
         """
+        bundle = replace(self, codec=in_languages(self, source_language, target_language))
         rows: list[Pair | None]
         if self.codec.source is None:
             rows = [("", text) if text else None for text in _texts(items, "items")]
         else:
             given = _list(items, "items", "pairs (source, target)")
             rows = [_pair(item, f"items: item {number}") for number, item in enumerate(given, start=1)]
-        return [scored or Scored(0.0, 0, []) for scored in score_rows(self, rows, "items")]
+        return [scored or Scored(0.0, 0, []) for scored in score_rows(bundle, rows, "items")]
 
 
 def _require_type(value: Any, name: str, kind: Any, what: str) -> None:

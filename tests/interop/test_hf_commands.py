@@ -31,9 +31,6 @@ def test_translating_between_chosen_languages(tmp_path: Path, command: CommandRu
     status, _, err = command(*ask, "--to", "xx", text="the cat\n")
     assert status == 2
     assert "ours: target language: unknown name 'xx'; 2 are known, such as deu_Latn, eng_Latn" in err
-    status, _, err = command(*ask, "--to", "deu_Latn", "--engine", "ctranslate2", text="the cat\n")
-    assert status == 2
-    assert "--to: --engine ctranslate2 cannot begin targets with a tag; use --engine torch" in err
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from allyouneed.cli.model_options import (
     Int8,
     Listed,
     ModelFolder,
+    SourceLanguage,
+    TargetLanguage,
+    in_languages,
     open_model,
     pair_files,
     shortlist_of,
@@ -39,6 +42,8 @@ def command(
             "--set", help="Override a setting that does not affect the weights: --set model.mixer.memory=512."
         ),
     ] = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     int8: Int8 = False,
     shortlist: Listed = False,
     adapter: Adapter = None,
@@ -58,7 +63,8 @@ def command(
     files = pair_files(source, reference, data)
     if (data is not None) + (source is not None) + (split is not None) > 1:
         raise ConfigError("give one of --split, --data, or --source and --reference")
-    bundle = open_model(model, device, sets or (), int8, adapter=adapter)
+    opened = open_model(model, device, sets or (), int8, adapter=adapter)
+    bundle = in_languages(opened, source_language, target_language)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     listed = shortlist_of(bundle, shortlist)
     if files:
@@ -66,5 +72,6 @@ def command(
     else:
         scores = evaluate_split(bundle, split, search, note, listed)
     for score in scores:
-        signature = "|".join([score.signature, *(sets or ()), *(["int8"] if int8 else [])])
+        chosen = [f"{name}:{tag}" for name, tag in (("from", source_language), ("to", target_language)) if tag]
+        signature = "|".join([score.signature, *(sets or ()), *chosen, *(["int8"] if int8 else [])])
         print(f"{score.name} = {score.value:.4f}  {printable(signature)}")

@@ -67,7 +67,7 @@ def command(
     codec, text = bundle.codec, prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
     require_short(codec.source or codec.target, [text], "--prompt" if prompt is not None else str(NAME))
     config = config.model_copy(update={"ends": codec.ends})
-    begin = codec.encode_prompt(text) if codec.source is None else codec.encode_prompt()
+    begin = codec.encode_prompt(text) if codec.source is None else [*codec.encode_prompt(), *codec.prefix]
     source = codec.encode_source(text) if codec.source is not None else None
     decode = _in_torch if engine == "torch" else partial(_in_ctranslate2, int8)
     samples = decode(bundle, begin, config, source)

@@ -75,12 +75,10 @@ def open_model(
     return load(folder, device=device, sets=sets, int8=int8, adapter=adapter, ensemble=others)
 
 
-def in_languages(bundle: "Bundle", source: str | None, target: str | None, engine: str) -> "Bundle":
+def in_languages(bundle: "Bundle", source: str | None, target: str | None) -> "Bundle":
     """Return a multilingual model for two of its languages; None keeps its own."""
     from allyouneed.evaluation.settings import in_languages as codec_in_languages
 
-    if target is not None and engine == "ctranslate2":
-        raise ConfigError("--to: --engine ctranslate2 cannot begin targets with a tag; use --engine torch")
     return replace(bundle, codec=codec_in_languages(bundle, source, target))
 
 

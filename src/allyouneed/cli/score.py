@@ -2,12 +2,24 @@
 
 import sys
 
-from allyouneed.cli.model_options import Adapter, Data, Device, ModelFolder, corpora_of, open_model
+from allyouneed.cli.model_options import (
+    Adapter,
+    Data,
+    Device,
+    ModelFolder,
+    SourceLanguage,
+    TargetLanguage,
+    corpora_of,
+    in_languages,
+    open_model,
+)
 
 
 def command(
     model: ModelFolder,
     data: Data = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     adapter: Adapter = None,
     device: Device = "cpu",
 ) -> None:
@@ -19,7 +31,7 @@ def command(
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.evaluation.probabilities import score_files, score_lines
 
-    bundle = open_model(model, device, adapter=adapter)
+    bundle = in_languages(open_model(model, device, adapter=adapter), source_language, target_language)
     if data is not None:
         for scored in score_files(bundle, corpora_of(data)):
             print("" if scored is None else f"{scored.logprob:.6f}\t{scored.tokens}")

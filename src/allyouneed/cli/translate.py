@@ -125,7 +125,7 @@ def command(
     wanted = ConstraintOptions(glossary, match_case, tuple(keep or ()), prefix, prefixes)
     wanted.require_support(engine, document is not None)
     opened = open_model(model, device, int8=int8, engine=engine, adapter=adapter, others=ways.others)
-    bundle = in_languages(opened, source_language, target_language, engine)
+    bundle = in_languages(opened, source_language, target_language)
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = _search(bundle, changes)
     choice = ways.choice(device, int8, source_language, target_language)

@@ -60,8 +60,10 @@ def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: 
         return _spread(rows, (_score_tags if codec.per_position else _score_classes)(bundle, filled, where))
     require_short(codec.target, targets, where, before, longest and longest - len(codec.target_start) - 1)
     source_ids = codec.encode_sources([source for source, _ in filled])
-    target_ids = [[*codec.target_start, *codec.encode_target(target)] for _, target in filled]
-    return _spread(rows, score(bundle.model, list(zip(source_ids, target_ids, strict=True))))
+    # The tag of a language is given with the source, so that it has no probability, as in a search.
+    start = () if codec.prefix else codec.target_start
+    target_ids = [[*start, *codec.encode_target(target)] for _, target in filled]
+    return _spread(rows, score(bundle.model, list(zip(source_ids, target_ids, strict=True)), prefix=codec.prefix))
 
 
 def _spread(rows: Sequence[Pair | None], scored: Sequence[Scored]) -> list[Scored | None]:

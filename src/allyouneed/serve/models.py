@@ -122,9 +122,7 @@ def _open_ctranslate2(
     bundle = load_folder(folder, options.device)
     _refuse_pictures(bundle, folder)
     if bundle.codec.tags and languages is not None:
-        raise ConfigError(
-            f"{folder}: --engine ctranslate2 cannot begin targets with the tag of a language; use --engine torch"
-        )
+        bundle = replace(bundle, codec=in_languages(bundle, *languages))
     refuse_shortlist(options.shortlist)
     if bundle.codec.source is None:
         raise ConfigError(

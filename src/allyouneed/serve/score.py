@@ -84,5 +84,5 @@ async def _operation(
             raise Refusal(400, "text: contains a tab or a line break; remove it", param="text")
         return BatchOperation("score", lambda some: score_lines(bundle, list(some), "text")), lines
     ids = await backend.encode_targets(served, targets, "target")
-    operation = BatchOperation("score", lambda pairs: score(bundle.model, pairs))
+    operation = BatchOperation("score", lambda pairs: score(bundle.model, pairs, prefix=bundle.codec.prefix))
     return operation, list(zip(sources, ids, strict=True))

@@ -77,6 +77,13 @@ class Codec:
             frame = before, after
         return replace(self, frame=frame, prefix=self.prefix if target is None else (self.tags[target],))
 
+    def in_tuned_languages(self, names: object) -> "Codec":
+        """Return the codec for the languages that a multilingual model was tuned on, if `names` are two of its own."""
+        known = (
+            isinstance(names, list) and len(names) == 2 and {str(name) for name in names} <= (self.tags or {}).keys()
+        )
+        return self.in_languages(*names) if known and isinstance(names, list) else self
+
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """Return the tokenisers of a task with a source and a target."""
         assert self.source is not None, "a language model has no source"

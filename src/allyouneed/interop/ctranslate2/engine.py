@@ -13,6 +13,8 @@ alive. Ours ranks by log P / lp (decode/penalty.py) and stops when no live prefi
 CTranslate2 removes PAD and BOS *before* the softmax, we after it. Where log-probabilities are shown, they are therefore
 recomputed for the results among all tokens (`score_batch`).
 
+Targets that begin with the tag of a language (`Codec.prefix`) have no probability for it there, either.
+
 Sampling is not supported: CTranslate2's samples do not follow from our seed, nor from any seed if several threads draw.
 At temperature 0 nothing is drawn, and both engines agree.
 """
@@ -22,13 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig
+from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig, search
 from allyouneed.decode.base import new_token_limit
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.runtime import open_runtime
-from allyouneed.text.specials import BOS, EOS
+from allyouneed.text.specials import BOS, EOS, PAD
 
 STRIDE = 8  # granularity of first guesses: sentences with equal guesses share a batch
 
@@ -46,12 +48,12 @@ class CTranslate2Engine:
     """An encoder-decoder or decoder, opened with CTranslate2."""
 
     def __init__(self, bundle: Bundle, int8: bool = False) -> None:
-        self._runtime, self._model = open_runtime(bundle, int8), bundle.model
+        self._runtime, self._model, self._prefix = open_runtime(bundle, int8), bundle.model, bundle.codec.prefix
 
     def stream(self, ids: Sequence[int], config: SampleConfig, begin: int = BOS) -> Iterator[int]:
         """Yield what `decode.stream` yields at temperature 0, for a source or a prompt."""
         refuse_sampling(config)
-        steps = new_token_limit(self._model, config.max_length, (), ids)
+        steps = new_token_limit(self._model, config.max_length, self._prefix, ids)
         return self._runtime.stream(ids, steps, begin, config.ends) if steps else iter(())
 
     def search(
@@ -64,9 +66,12 @@ class CTranslate2Engine:
         """Return what `decode.search` returns. Without `exact`, log-probabilities exclude PAD and BOS."""
         if config.max_length == 0:
             return [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]
-        limits = [new_token_limit(self._model, config.limit(source), (), source) for source in sources]
-        found: dict[int, list[Hypothesis]] = {}
-        waiting = dict(enumerate(self._first_tries(sources, limits, config)))
+        limits = [new_token_limit(self._model, config.limit(source), self._prefix, source) for source in sources]
+        found = self._found_here(sources, config)
+        if progress is not None and found:
+            progress(len(found))
+        tries = self._first_tries(sources, limits, config)
+        waiting = {item: tried for item, tried in enumerate(tries) if item not in found}
         while waiting:
             for tried in sorted(set(waiting.values())):
                 items = [item for item, one in waiting.items() if one == tried]
@@ -83,6 +88,20 @@ class CTranslate2Engine:
                     progress(done)
         results = [found[item] for item in range(len(sources))]
         return self._rescored(sources, results, config) if exact else results
+
+    def _found_here(self, sources: Sequence[Sequence[int]], config: SearchConfig) -> dict[int, list[Hypothesis]]:
+        """Return our own search's results for targets that might end right after the tag of a language.
+
+        CTranslate2 gives up such a hypothesis, and its place in the beam, unless it is the best of its step. A search
+        of one step shows it: padding stands for the end.
+        """
+        if not self._runtime.counted or config.beam == 1:
+            return {}
+        options = {"beam_size": config.beam, "num_hypotheses": config.beam, "length_penalty": 0}
+        probed = self._runtime.decode(sources, 1, max(1, config.batch_tokens // config.beam), **options)
+        items = [item for item, ranked in enumerate(probed) if any(ids == [PAD] for ids, _ in ranked)]
+        own = search(self._model, [sources[item] for item in items], config, prefix=self._prefix)
+        return dict(zip(items, own, strict=True))
 
     def _first_tries(
         self, sources: Sequence[Sequence[int]], limits: Sequence[int], config: SearchConfig
@@ -101,8 +120,8 @@ class CTranslate2Engine:
             most = config.beam * (tried.steps + 1)
             options |= {"patience": tried.steps + 1, "num_hypotheses": most, "length_penalty": 1}
         found = self._runtime.decode(sources, tried.steps, max(1, config.batch_tokens // config.beam), **options)
-        divided = options["length_penalty"] == 1
-        return [[_hypothesis(ids, value * (len(ids) if divided else 1)) for ids, value in one] for one in found]
+        divided, more = options["length_penalty"] == 1, self._runtime.counted
+        return [[_hypothesis(ids, value * (len(ids) + more if divided else 1)) for ids, value in one] for one in found]
 
     def _rescored(
         self, sources: Sequence[Sequence[int]], results: list[list[Hypothesis]], config: SearchConfig
@@ -120,7 +139,7 @@ class CTranslate2Engine:
         return [[next(again) for _ in best] for best in results]
 
     def _fits(self, source: Sequence[int], ids: Sequence[int]) -> bool:
-        return new_token_limit(self._model, len(ids) + 1, (), source) > len(ids)
+        return new_token_limit(self._model, len(ids) + 1, self._prefix, source) > len(ids)
 
 
 def _hypothesis(ids: Sequence[int], logprob: float) -> Hypothesis:

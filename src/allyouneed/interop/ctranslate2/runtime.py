@@ -8,6 +8,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
@@ -55,10 +56,12 @@ class Runtime(ABC):
         self.engine = engine
         self.target = names_of(bundle.codec.target, bundle.model.sizes.target)
         self.number = {name: number for number, name in enumerate(self.target)}
+        self.prefix = list(bundle.codec.prefix)  # of every target, without a probability: the tag of a language
+        self.counted = 0  # tokens of the prefix that a ranking score is divided by, too
 
     @abstractmethod
     def decode(self, rows: Sequence[Row], steps: int, batch: int, **options: Any) -> list[Hypotheses]:
-        """Return the hypotheses of each row within `steps` steps, in batches of `batch` tokens."""
+        """Return the hypotheses of each row within `steps` steps, in batches of `batch` tokens, without the prefix."""
 
     @abstractmethod
     def score(self, rows: Sequence[Row], targets: Sequence[Row], batch: int) -> list[list[float]]:
@@ -81,30 +84,38 @@ class _Translator(Runtime):
         super().__init__(engine, bundle)
         assert isinstance(bundle.model, EncoderDecoder)
         self.source = names_of(bundle.codec.both()[0], bundle.model.sizes.source)
+        self.counted = len(self.prefix)
 
     def decode(self, rows: Sequence[Row], steps: int, batch: int, **options: Any) -> list[Hypotheses]:
+        more = len(self.prefix)  # part of a hypothesis, and of its length
         found = _call(
             self.engine.translate_batch,
             _named(rows, self.source),
+            target_prefix=_named([self.prefix], self.target) * len(rows) if more else None,
             max_input_length=0,
-            max_decoding_length=steps,
+            max_decoding_length=steps + more,
             min_decoding_length=0,
             **_common_options(batch),
             **options,
         )
-        return [list(zip(map(self._numbers, one.hypotheses), one.scores, strict=True)) for one in found]
+        return [
+            [(self._numbers(words[more:]), value) for words, value in zip(one.hypotheses, one.scores, strict=True)]
+            for one in found
+        ]
 
     def score(self, rows: Sequence[Row], targets: Sequence[Row], batch: int) -> list[list[float]]:
-        given = _named(rows, self.source), _named(targets, self.target)
+        given = _named(rows, self.source), _named([[*self.prefix, *ids] for ids in targets], self.target)
         found = _call(self.engine.score_batch, *given, max_input_length=0, max_batch_size=batch, batch_type="tokens")
-        return [one.log_probs for one in found]
+        return [one.log_probs[len(self.prefix) :] for one in found]
 
     def stream(self, row: Row, steps: int, begin: int, ends: Row) -> Iterator[int]:
         if list(row) in ([], [EOS]):  # searching commands skip empty texts
             raise DataError("empty text: --engine ctranslate2 generates nothing for it; use --engine torch")
-        limits = {"max_decoding_length": steps, "min_decoding_length": 0, "max_input_length": 0}
-        (words,) = _named([row], self.source)
-        return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, **limits), {EOS})
+        more = len(self.prefix)
+        limits = {"max_decoding_length": steps + more, "min_decoding_length": 0, "max_input_length": 0}
+        (words,), (prefix,) = _named([row], self.source), _named([self.prefix], self.target)
+        options = {"target_prefix": prefix or None, "suppress_sequences": SUPPRESSED, **limits}
+        return islice(_ids(self.engine.generate_tokens(words, **options), {EOS}), more, None)
 
 
 @final
@@ -144,7 +155,7 @@ class _Generator(Runtime):
         return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, **limits), {EOS, *ends})
 
     def _prefixes(self, rows: Sequence[Row]) -> list[list[int]]:
-        return [[*row, BOS] if self._has_source else [BOS, *row] for row in rows]
+        return [[*row, BOS, *self.prefix] if self._has_source else [BOS, *row] for row in rows]
 
 
 def _named(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
