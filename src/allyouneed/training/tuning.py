@@ -64,7 +64,7 @@ def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: Folde
     kind = task.get("type")
     changed = kind != (own.get("task") or {}).get("type")
     if kind in TASKS and changed:
-        task = {**_lengths(kind, config.model), **task}
+        task = {**bounded_lengths(kind, config.model), **task}
     usual = without_none(TrainConfig().model_dump(mode="json"))
     if "train" not in read and {**own.get("train", {}), "precision": usual["precision"]} == usual:
         smoothing = 0.1 if kind in TASKS and TASKS[kind].translates else 0.0
@@ -77,7 +77,7 @@ def _on_other_data(tree: Tree, own: Tree, read: Tree, above: Tree, config: Folde
     return {**tree, "about": read.get("about", ""), "task": task, "model": merge(model, read.get("model", {}))}
 
 
-def _lengths(kind: str, model: ModelConfig) -> Tree:
+def bounded_lengths(kind: str, model: ModelConfig) -> Tree:
     """Return settings of a task that are shorter than its defaults, if the positions of the model end before."""
     longest = getattr(getattr(model, "positions", None), "max_length", None)
     fields = TASKS[kind].model_fields

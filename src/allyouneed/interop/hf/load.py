@@ -32,12 +32,12 @@ from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.vit import ViTConfig
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import TASKS
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import NO_DATA
 from allyouneed.text.origin import Origin
 from allyouneed.text.pictures import PictureConfig
 from allyouneed.training.recipe import Recipe
+from allyouneed.training.tuning import bounded_lengths
 from allyouneed.version import __version__
 from allyouneed.weights import assign_weights, build_for, model_tensors, require_same_tensors
 
@@ -372,10 +372,7 @@ def _recipe(config: ModelConfig, name: str, beam: Any, picture: PictureConfig | 
         task = {"type": "classification", "train": NO_DATA, "valid": NO_DATA}
     else:
         task = {"type": "translation", "train": [NO_DATA], "valid": [NO_DATA]}
-    longest = getattr(getattr(config, "positions", None), "max_length", None)
-    usual = TASKS[task["type"]].model_fields.get("max_length")
-    if longest is not None and usual is not None and longest < usual.default:
-        task["max_length"] = longest
+    task = {**bounded_lengths(task["type"], config), **task}
     decode = {"beam": beam} if isinstance(beam, int) and not isinstance(beam, bool) and 0 < beam <= 64 else {}
     tree = {"about": f"{name}{ABOUT}", "task": task, "model": config.model_dump(mode="json")}
     return parse(Recipe, {**tree, "decode": decode})
