@@ -77,12 +77,12 @@ class Codec:
             frame = before, after
         return replace(self, frame=frame, prefix=self.prefix if target is None else (self.tags[target],))
 
-    def in_tuned_languages(self, names: object) -> "Codec":
-        """Return the codec for the languages that a multilingual model was tuned on, if `names` are two of its own."""
-        known = (
-            isinstance(names, list) and len(names) == 2 and {str(name) for name in names} <= (self.tags or {}).keys()
-        )
-        return self.in_languages(*names) if known and isinstance(names, list) else self
+    def in_tuned_languages(self, task: object) -> "Codec":
+        """Return the codec of a multilingual model that was tuned on a task (as stored), for the languages of it."""
+        names = task.get("tags") if isinstance(task, dict) else None
+        if not isinstance(names, list) or len(names) != 2 or not set(map(str, names)) <= (self.tags or {}).keys():
+            return self
+        return self.in_languages(*names)
 
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """Return the tokenisers of a task with a source and a target."""
