@@ -112,7 +112,7 @@ def test_a_recipe_is_refused(name, run: Commands, tmp_path: Path):
 
 
 OPTIONS = {
-    "nothing": (["train"], ["give a recipe"]),
+    "nothing": (["train"], ["no recipe: give one"]),
     "no such recipe": (["train", "transformer-bas"], ["did you mean 'transformer-base'?"]),
     "no such file": (["train", "x.toml"], ["x.toml: no such file"]),
     "two budgets": (["train", "copy", "--steps", "1", "--minutes", "1"], ["minutes and steps"]),
