@@ -1,6 +1,8 @@
 """`translate` with ensembles, minimum Bayes risk and a reverse model, by a barely trained model."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_commands import Commands
@@ -8,6 +10,11 @@ from cli_commands import Commands
 import allyouneed
 from allyouneed.decode.rerank import Reverse
 from allyouneed.errors import ConfigError
+from allyouneed.evaluation.ensembles import ensemble_of
+from allyouneed.evaluation.settings import reverse_of
+from allyouneed.folder import load_folder
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import of_symbols
 
 GIVEN = "forty-two\nnine\n\nseventeen\n"
 TEXTS = GIVEN.split("\n")[:4]
@@ -82,6 +89,28 @@ def test_refusals_before_a_model_is_loaded(run: Commands, arguments: list[str], 
     done = run("translate", "no-model", *arguments, given="")
     assert done.status == 2
     assert message in done.err
+
+
+def test_models_with_other_ids_are_no_ensemble(numbers: str) -> None:
+    bundle = load_folder(numbers)
+    source, target = bundle.codec.both()
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"target": of_symbols("abc", "characters")}, "its target vocabulary is not that of"),
+        ({"source": of_symbols("abc", "characters")}, "its source vocabulary is not that of"),
+        ({"frame": ((), ())}, "its sources begin or end with other tokens"),
+    ]
+    for changed, message in others:
+        other = replace(bundle, codec=replace(bundle.codec, **changed))
+        with pytest.raises(ConfigError, match=message):
+            ensemble_of([bundle, other])
+    assert ensemble_of([bundle, replace(bundle, codec=Codec(source, target))]).model.longest == bundle.model.longest
+
+
+def test_a_reverse_model_gets_the_languages_in_the_other_order(numbers: str) -> None:
+    bundle = load_folder(numbers)
+    codec = replace(bundle.codec, tags={"de": 4, "fr": 5}, frame=((4,), (2,)))
+    reverse = reverse_of(replace(bundle, codec=codec), 1.0, "de", "fr").codec
+    assert (reverse.framing, reverse.prefix) == (((5,), (2,)), (4,))
 
 
 def test_models_that_do_not_fit(run: Commands, numbers: str, language: str, classifier: str) -> None:

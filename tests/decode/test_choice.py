@@ -11,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from allyouneed.decode import Answer, SampleConfig, SearchConfig, sample, score, search
-from allyouneed.decode.choice import DecisionRule
+from allyouneed.decode.choice import DecisionRule, choose
 from allyouneed.decode.ensemble import Ensemble
 from allyouneed.decode.minimum_risk import RiskConfig, least_risk, sampled
 from allyouneed.decode.rerank import Reverse, rerank
@@ -20,6 +20,7 @@ from allyouneed.decode.utility import Utility, utilities
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.models import Model
 from allyouneed.models.decoder import DecoderConfig
+from allyouneed.positions import LearnedConfig
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.specials import EOS
@@ -107,6 +108,20 @@ def test_an_ensemble_projects_only_what_its_head_gets() -> None:
     logits_BTV, _ = both.step(torch.tensor([[1, 5, 6, 7]]), both.condition(source_BS))
     torch.testing.assert_close(both.head(x_BTD[:, 2:]), logits_BTV[:, 2:])
     torch.testing.assert_close(logits_BTV.logsumexp(-1), torch.zeros_like(logits_BTV[..., 0]))
+
+
+def test_an_ensemble_reads_and_writes_as_much_as_its_shortest_member() -> None:
+    short, long = (make_model("encoder-decoder", V, positions=LearnedConfig(max_length=most)) for most in (5, 9))
+    for both in (Ensemble([short, long]), Ensemble([long, short]), Ensemble([members()[0], short])):
+        assert (both.longest, both.longest_source) == (5, 5)
+    found = search(Ensemble([long.eval(), short.eval()]), SOURCES[:2], SearchConfig(beam=1, max_length=30))
+    assert all(len(one[0].ids) <= 5 for one in found)
+    assert Ensemble([members()[0]]).longest is None
+
+
+def test_each_sample_has_its_own_maximum_length() -> None:
+    drawn = sample(members()[0], [[]] * 4, SampleConfig(n=6, max_length=9), SOURCES, limits=[1, 0, 3, 2])
+    assert [max(len(one.ids) + one.finished for one in of_one) for of_one in drawn] == [1, 0, 3, 2]
 
 
 def test_ensembles_of_models_that_do_not_fit_are_refused() -> None:
@@ -204,6 +219,16 @@ def test_reranking_adds_the_score_of_the_way_back() -> None:
         assert [one.score for one in after] == pytest.approx(sorted(expected, reverse=True))
         changed += after[0].text != before[0].text
     assert changed
+
+
+def test_a_reverse_model_chooses_from_the_whole_beam() -> None:
+    (model, codec), (back, _) = translator(1), translator(2)
+    reverse = Reverse(back, codec, 6.0)
+    every, best = (
+        choose(model, codec, TEXTS, SearchConfig(beam=4, n_best=n, max_length=6), DecisionRule(None, reverse))
+        for n in (4, 1)
+    )
+    assert [ranked[:1] for ranked in every] == best
 
 
 def test_cut_answers_are_ranked_last() -> None:
