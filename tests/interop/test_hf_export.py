@@ -108,7 +108,7 @@ def codec_for_pairs(kind: str = "bpe") -> Codec:
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_encoder_decoders(tmp_path: Path, name: str) -> None:
     right, settings = TRANSLATORS[name]
-    codec = codec_for_pairs("unigram" if name == "pre-norm" else "bpe")
+    codec = replace(codec_for_pairs("unigram" if name == "pre-norm" else "bpe"), sentences=2)
     size = codec.both()[0].size
     ours = bundle_of({**PAIRS, **settings}, codec, Sizes(size, size, shared=True))
     (note,) = export_folder(ours, tmp_path / "theirs")
@@ -148,6 +148,7 @@ def test_encoder_decoders(tmp_path: Path, name: str) -> None:
         state = back.model.condition(batch.input_ids, batch.attention_mask.bool())
         torch.testing.assert_close(back.model.step(target_BT, state)[0], our_logits, rtol=0, atol=1e-5)
     assert back.codec.encode_sources(their.SENTENCES) == sources
+    assert back.codec.sentences == 2
 
 
 @pytest.mark.parametrize("name", WRITERS)

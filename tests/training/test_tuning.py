@@ -21,7 +21,7 @@ from allyouneed.config import parse
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError
 from allyouneed.evaluation.measure import evaluate_files
-from allyouneed.evaluation.settings import recipe_of
+from allyouneed.evaluation.settings import recipe_of, sentence_splitter
 from allyouneed.folder import load_folder, save_folder
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
@@ -54,6 +54,26 @@ def test_a_translator_learns_other_pairs_in_its_own_ids(translator: str, tmp_pat
     assert first_loss(tmp_path / "run") == pytest.approx(before["loss"], rel=1e-5)
     command(capsys, "evaluate", tmp_path / "run", "--split", "valid")
     assert all(finding.verdict != "failed" for finding in verify_folder(tmp_path / "run"))
+
+
+def test_a_model_reads_as_many_sentences_as_the_lines_it_was_tuned_on(
+    translator: str, tmp_path: Path, capsys: Capture
+) -> None:
+    files = write_pairs(tmp_path, "other", [("A dog. A cat. A cow.", "Ein Hund. Eine Katze. Eine Kuh.")])
+    data = ["--train", files[0], "--train", files[1], "--valid", files[0], "--valid", files[1]]
+    text, base = "A dog. A cat. A cow. A dog.", load_folder(translator)
+    assert base.codec.sentences == 1
+    assert sentence_splitter(base).split(text).pieces == ("A dog.", "A cat.", "A cow.", "A dog.")
+    tuned, _ = tune(capsys, translator, tmp_path / "run", *data)
+    assert sentence_splitter(tuned).split(text).pieces == ("A dog. A cat. A cow.", "A dog.")
+    prepared = tmp_path / "run" / "data" / "prepared"
+    before = prepared.stat().st_ino
+    command(capsys, "evaluate", tmp_path / "run", "--split", "valid")
+    assert prepared.stat().st_ino == before  # the number is not a reason to prepare the data again
+    single = write_pairs(tmp_path, "single", OTHER)
+    data = ["--train", single[0], "--train", single[1], "--valid", single[0], "--valid", single[1]]
+    again, _ = tune(capsys, str(tmp_path / "run"), tmp_path / "again", *data)
+    assert again.codec.sentences == 3  # what it has learnt before, it still can
 
 
 def test_a_recipe_file_without_a_model_and_with_weights(translator: str, tmp_path: Path, capsys: Capture) -> None:

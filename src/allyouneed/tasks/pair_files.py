@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -20,7 +20,7 @@ from allyouneed.tasks.corpus_tags import different
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.pair_split import SIDES
 from allyouneed.tasks.preparation import PART_ROWS, Preparation
-from allyouneed.tasks.scale import TOKENIZER_BYTES, ahead, tokenizer_sample
+from allyouneed.tasks.scale import TOKENIZER_BYTES, ahead, sample_step, tokenizer_sample
 from allyouneed.tasks.weighting import Numbered, save_counts
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, WordWriter
 from allyouneed.text.codec import Codec
@@ -45,7 +45,7 @@ def build_pairs(task: "PairTask", preparation: Preparation, seed: int, given: Co
     codecs: list[Codec] = []
 
     def train_codec(folder: Path) -> int:
-        codec, read = _train_tokenizers(task, seed) if given is None else (given, 0)
+        codec, read = _train_tokenizers(task, seed) if given is None else _with_sentences(given, task, seed)
         codec.save(folder)
         codecs.append(codec)
         return read
@@ -68,12 +68,18 @@ def build_pairs(task: "PairTask", preparation: Preparation, seed: int, given: Co
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
 
+def _counter(task: "PairTask") -> SentenceCounter:
+    return SentenceCounter((task.languages() or (None,))[0])
+
+
+def _sentences_step(task: "PairTask") -> int:
+    """Return n: the sentences of every n-th pair of `tokenizer_sample` are counted."""
+    return max(1, min(task.training_bytes(), TOKENIZER_BYTES) // SENTENCES_BYTES)
+
+
 def _train_tokenizers(task: "PairTask", seed: int) -> tuple[Codec, int]:
     """Return the codec, and the number of training pairs that were read."""
-    counter = SentenceCounter((task.languages() or (None,))[0])
-    changed = task.copies()
-    every = max(1, min(task.training_bytes(), TOKENIZER_BYTES) // SENTENCES_BYTES)
-    most = 0
+    counter, changed, every, most = _counter(task), task.copies(), _sentences_step(task), 0
 
     def side(numbers: Sequence[int]) -> Iterator[str]:
         nonlocal most
@@ -102,6 +108,17 @@ def _train_tokenizers(task: "PairTask", seed: int) -> tuple[Codec, int]:
     if task.has_sentences and not most:  # a tokeniser of bytes learns nothing from the text
         deque(side((0,)), maxlen=0)
     return Codec(ours, theirs, sentences=counter.usual() if task.has_sentences else None), most
+
+
+def _with_sentences(codec: Codec, task: "PairTask", seed: int) -> tuple[Codec, int]:
+    """Return a codec that knows how many sentences the lines have, too, and the number of pairs that were read."""
+    if not task.has_sentences:
+        return codec, 0
+    counter, skips, meter = _counter(task), Skips("train"), Meter("counting sentences", "pairs")
+    step = sample_step(task.training_bytes()) * _sentences_step(task)
+    for pair in islice(meter.over(filled(task.rows("train", seed) or iter(()), skips)), 0, None, step):
+        counter.add(pair[0])
+    return replace(codec, sentences=max(codec.sentences or 1, counter.usual())), skips.read
 
 
 class _SideWriter:

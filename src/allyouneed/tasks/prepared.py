@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,15 @@ def file_hashes(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def codec_key(codec: Codec | None) -> dict[str, str]:
-    """Return what the key of prepared data has for the codec of another model; nothing for None."""
+    """Return what the key of prepared data has for the codec of another model; nothing for None.
+
+    The number of sentences has no part in it: preparation counts them (tasks/pair_files.py).
+    """
     if codec is None:
         return {}
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
-        codec.save(Path(temporary))
+        replace(codec, sentences=None).save(Path(temporary))
         for file in sorted(Path(temporary).iterdir()):
             digest.update(f"{file.name} {_sha256(file)}\n".encode())
     return {"codec": digest.hexdigest()}

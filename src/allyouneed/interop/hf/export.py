@@ -24,6 +24,7 @@ from allyouneed.interop.hf.files import CONFIG, GENERATION, KEPT, TOKENIZER, wri
 from allyouneed.interop.hf.original import label_fields, original_target, require_readable
 from allyouneed.interop.hf.rewrites import REWRITES
 from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
+from allyouneed.interop.hf.sentences import sentences_field
 from allyouneed.interop.hf.tokens import TokenMap, tokenizer_files
 from allyouneed.interop.hf.vision import write_preprocessor
 from allyouneed.interop.output_folder import require_safe_output
@@ -120,7 +121,8 @@ def _export_of(bundle: Bundle, built: Any) -> _Export:
     original = None if origin is None else original_target(origin, config, bundle.codec.classes)
     if original is not None:
         config, weights, rows, _ = _vocabulary(bundle, config, weights, original.architecture)
-        return _Export(original.architecture, original.settings, {}, config, weights, rows)
+        settings = original.settings | sentences_field(bundle.codec, original.settings, original.architecture.type)
+        return _Export(original.architecture, settings, {}, config, weights, rows)
     architecture = _target_architecture(config)
     config, weights = _rewritten_model(config, weights, architecture)
     if architecture.pictures:
@@ -135,7 +137,8 @@ def _export_of(bundle: Bundle, built: Any) -> _Export:
         numbers, trees = {name: value for name, value in origin.config.items() if "_token_id" in name}, {}
     if not isinstance(config, EncoderConfig):
         trees[GENERATION] = {**numbers, **_search(bundle)}
-    return _Export(architecture, settings | numbers, trees, config, weights, rows)
+    settings |= numbers | sentences_field(bundle.codec, settings, architecture.type)
+    return _Export(architecture, settings, trees, config, weights, rows)
 
 
 def _typed(settings: Tree, dtype: str | None) -> tuple[torch.dtype, Tree]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from allyouneed.errors import FolderError
+from allyouneed.interop.hf.sentences import FIELD
 
 T = TypeVar("T")
 LARGEST_NUMBER = 1 << 28
@@ -36,7 +37,7 @@ INERT = {
         "hidden_dropout",
     ),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "summary_first_dropout", "init_std", "initializer_range"),
-    *("initializer_factor", "gradient_checkpointing", "task_specific_params", "finetuning_task", "_num_labels"),
+    *("initializer_factor", "gradient_checkpointing", "task_specific_params", FIELD, "finetuning_task", "_num_labels"),
     *(
         "_from_model_config",
         "_attn_implementation_autoset",

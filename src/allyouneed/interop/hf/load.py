@@ -22,6 +22,7 @@ from allyouneed.interop.hf.chat import read_chat_template
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, ForeignFolder
 from allyouneed.interop.hf.rules import JoinedTensors, Rule
+from allyouneed.interop.hf.sentences import sentences_of
 from allyouneed.interop.hf.spm import has_pieces, read_pieces
 from allyouneed.interop.hf.vision import picture_codec, picture_vocabulary, read_preprocessor
 from allyouneed.interop.hf.vocabulary import Foreign, ForeignTokenizer, Parts, Vocabulary, language_tags, renumber
@@ -98,19 +99,18 @@ def read_folder(folder: Path) -> Imported:
     if ends and not isinstance(config, DecoderConfig):
         raise FolderError(f"{fields.where}: eos_token_id: several ids; only a language model can have more than one")
     beams = [_known_search(place, tokens) for place in (generation, fields)]  # `generate` prefers the first
-    beam = next((beam for beam in beams if beam is not None), None)
     notes = _notes([*fields.finish(), *generation.rest()])
     classes = _classes(tree, config, name, fields.where)
     named = _tokenizer_settings(foreign)
     tokenizer = _tokenizer(foreign, named)
     frame, parts = _parts(tokenizer, tokens, config, architecture.framed, fields.where)
-    parts = replace(parts, unknown=tokenizer.unknown(named))
-    vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
+    vocabulary = renumber(tokenizer, replace(parts, unknown=tokenizer.unknown(named)), size, len(classes or ()))
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig) and not getattr(config, "output_bias", True):
         config = config.model_copy(update={"output_bias": "fixed"})  # training must not give others a bias
     model, weights = _model(architecture, config, vocabulary, foreign)
     origin = _origin(tree, vocabulary, foreign, _classifier(architecture, tree, config))
-    codec = replace(_codec(config, vocabulary, frame, classes, name), origin=origin)
+    sentences = sentences_of(tree, architecture.type)
+    codec = replace(_codec(config, vocabulary, frame, classes, name), origin=origin, sentences=sentences)
     if isinstance(config, DecoderConfig):
         chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
         more = tuple(vocabulary.ours[number] for number in ends)
@@ -118,7 +118,7 @@ def read_folder(folder: Path) -> Imported:
     elif isinstance(config, EncoderDecoderConfig) and tokens["decoder_start"] == tokens["eos"]:
         tags = language_tags(tokenizer, vocabulary)
         codec, notes = replace(codec, tags=tags), [*notes, *_tag_notes(tags)]
-    recipe = _recipe(config, name, beam)
+    recipe = _recipe(config, name, beams[0] or beams[1])
     return Imported(model, weights, foreign.path, codec, vocabulary, recipe, architecture.type, notes)
 
 
